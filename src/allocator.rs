@@ -1,0 +1,664 @@
+//! The caching allocator: the public face of one device's memory.
+
+use crate::block::{BlockId, NONE};
+use crate::config::{Config, Segments};
+use crate::device::{Device, Observer};
+use crate::driver::{DevicePtr, Driver, DriverError, DriverErrorKind, MemoryInfo, StreamHandle, StreamKey};
+use crate::error::{Error, OutOfMemory, Result};
+use crate::live::LiveTable;
+use crate::pool::{Request, Taken};
+use crate::reclaim;
+use crate::size::{
+    MIN_BLOCK_BYTES, REQUEST_MAX_BYTES, SEGMENT_STEP_BYTES, SizeClass, round_request, round_to_granule,
+};
+use crate::stats::{Lane, MemoryStats, PoolStats, StatArray};
+use crate::stream::{Stream, StreamPool};
+use crate::sync::{MutexGuard, RwLock};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// The largest alignment that can be asked for, in bytes.
+pub const MAX_ALIGNMENT: u64 = SEGMENT_STEP_BYTES;
+
+/// A caching allocator for one device. Cheap to clone; `Send` and `Sync`.
+///
+/// Memory that is freed stays reserved and serves later requests of the same stream without a driver call. Streams
+/// have pools of their own, each with its own lock, so threads on their own streams do not meet.
+///
+/// ```
+/// use vramalloc::{CachingAllocator, Config, driver::sim::SimDriver};
+///
+/// let device = SimDriver::builder().capacity(1 << 30).build();
+/// let allocator = CachingAllocator::new(device, Config::default())?;
+/// let stream = allocator.default_stream()?;
+///
+/// let weights = allocator.alloc(30 << 20, &stream)?;
+/// let scratch = allocator.alloc(7 << 20, &stream)?;
+/// assert_eq!(allocator.memory_allocated(), 37 << 20);
+/// assert_eq!(allocator.memory_reserved(), 50 << 20);
+/// drop(scratch); // cached: the next request of that size costs no driver call
+/// assert_eq!(allocator.empty_cache()?, 20 << 20);
+/// # drop(weights);
+/// # Ok::<(), vramalloc::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct CachingAllocator {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: Arc<Device>,
+    /// By the stream's identity.
+    streams: RwLock<FxHashMap<u64, Arc<StreamPool>>>,
+    /// Allocations that were made, or let go, as raw addresses.
+    live: LiveTable,
+}
+
+impl CachingAllocator {
+    /// An allocator over `driver`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for a configuration that [`Config::check`] refuses, [`Error::NoVirtualMemory`] if it
+    /// asks for expandable segments on a device without them, or what reserving
+    /// [`initial_bytes`](Config::initial_bytes) says.
+    pub fn new(driver: Arc<dyn Driver>, config: Config) -> Result<Self> {
+        config.check()?;
+        let virtual_memory = driver.capabilities().virtual_memory;
+        let expandable = match config.segments {
+            Segments::Fixed => false,
+            Segments::Auto => virtual_memory,
+            Segments::Expandable if virtual_memory => true,
+            Segments::Expandable => {
+                return Err(Error::NoVirtualMemory { device: driver.device(), name: driver.name() });
+            }
+        };
+        let initial = config.initial_bytes;
+        let device = Device::new(driver, config, expandable);
+        let inner = Inner { device, streams: RwLock::new(FxHashMap::default()), live: LiveTable::new() };
+        let allocator = Self { inner: Arc::new(inner) };
+        if initial > 0 {
+            allocator.reserve(initial - initial % SEGMENT_STEP_BYTES)?;
+        }
+        Ok(allocator)
+    }
+
+    /// Reserves `bytes` by allocating and freeing them on the default stream.
+    fn reserve(&self, bytes: u64) -> Result<()> {
+        if bytes > 0 {
+            let stream = self.default_stream()?;
+            drop(self.alloc(bytes, &stream)?);
+        }
+        Ok(())
+    }
+
+    /// The stream behind a driver handle, as the calling thread sees it. Asks the driver who it is (one cheap
+    /// call); keep the result instead of asking for every allocation.
+    ///
+    /// A stream that will be destroyed while the allocator lives must be announced before by
+    /// [`retire_stream`](Self::retire_stream), or kept alive with [`Stream::keeping`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the driver does not know the handle.
+    pub fn stream(&self, handle: StreamHandle) -> Result<Stream> {
+        let device = &self.inner.device;
+        if !device.is_usable() {
+            return Err(device.unusable());
+        }
+        let key = device.checked(device.driver.stream_key(handle))?;
+        if let Some(pool) = self.inner.streams.read().get(&key.id) {
+            return Ok(Stream { pool: Arc::clone(pool), keep: None });
+        }
+        self.reap();
+        let mut streams = self.inner.streams.write();
+        let pool = streams.entry(key.id).or_insert_with(|| {
+            let thread = (handle == StreamHandle::PER_THREAD_DEFAULT).then(|| std::thread::current().id());
+            StreamPool::new(device, StreamKey { handle, ..key }, thread)
+        });
+        Ok(Stream { pool: Arc::clone(pool), keep: None })
+    }
+
+    /// The device's (legacy) default stream.
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream).
+    pub fn default_stream(&self) -> Result<Stream> {
+        self.stream(StreamHandle::DEFAULT)
+    }
+
+    /// To be called before a stream is destroyed: notes how far it has come, while it can still be asked. What is
+    /// cached for it stays usable by others through the driver; nothing is stranded.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] for another allocator's stream, [`Error::Driver`] if no event could be recorded (what
+    /// was freed last on that stream then waits for the whole device).
+    pub fn retire_stream(&self, stream: &Stream) -> Result<()> {
+        self.check_stream(stream)?;
+        let pool = &stream.pool;
+        self.inner.streams.write().remove(&pool.clock.key.id);
+        pool.core.lock().retired = true;
+        let result = pool.clock.retire();
+        self.inner.device.keep_retired(pool);
+        self.reap();
+        self.inner.device.checked(result)
+    }
+
+    /// Forgets retired pools that hold nothing any more.
+    fn reap(&self) {
+        self.inner.device.reap_retired();
+    }
+
+    fn check_stream(&self, stream: &Stream) -> Result<()> {
+        if Arc::ptr_eq(&stream.pool.device, &self.inner.device) {
+            return Ok(());
+        }
+        Err(self.wrong_device("stream", stream.device()))
+    }
+
+    #[cold]
+    fn wrong_device(&self, what: &'static str, theirs: u32) -> Error {
+        Error::WrongDevice { what, theirs, ours: self.device() }
+    }
+
+    /// Allocates `bytes` for use on `stream`; the contents are whatever was there. Freed when the value is dropped.
+    ///
+    /// Zero bytes are legal: the null address, which costs nothing. O(1) when the cache has a block.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when everything has been tried, with the numbers; [`Error::SizeOverflow`] from 2^60
+    /// bytes on; [`Error::WrongDevice`]; [`Error::Driver`] if the driver fails otherwise. A failure changes nothing.
+    #[inline]
+    pub fn alloc(&self, bytes: u64, stream: &Stream) -> Result<Allocation> {
+        let pool = &stream.pool;
+        let device = &*self.inner.device;
+        let plain = pool.is_plain && bytes.wrapping_sub(1) < REQUEST_MAX_BYTES - 1;
+        if plain && std::ptr::eq(&raw const *pool.device, device) && device.is_usable() {
+            let rounded = round_to_granule(bytes);
+            let class = SizeClass::of(rounded);
+            let request = Request { requested: bytes, bytes: rounded, alignment: MIN_BLOCK_BYTES, class };
+            if let Some(taken) = pool.take(&request) {
+                return Ok(Allocation::new(pool, taken, bytes));
+            }
+        }
+        self.alloc_aligned(bytes, MIN_BLOCK_BYTES, stream)
+    }
+
+    /// [`alloc`](Self::alloc) at a multiple of `alignment`, a power of two up to [`MAX_ALIGNMENT`]. Every
+    /// allocation is aligned to 512 bytes in any case.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAlignment`], and as [`alloc`](Self::alloc).
+    #[inline(never)]
+    pub fn alloc_aligned(&self, bytes: u64, alignment: u64, stream: &Stream) -> Result<Allocation> {
+        let device = &*self.inner.device;
+        self.check_stream(stream)?;
+        if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
+            return Err(Error::InvalidAlignment { alignment });
+        }
+        if !device.is_usable() {
+            return Err(device.unusable());
+        }
+        if bytes == 0 {
+            return Ok(Allocation { pool: Arc::clone(&stream.pool), id: NONE, addr: 0, requested: 0, size: 0 });
+        }
+        let rounded = round_request(bytes, &device.config).ok_or(Error::SizeOverflow { requested: bytes })?;
+        let request = Request {
+            requested: bytes,
+            bytes: rounded,
+            alignment: alignment.max(MIN_BLOCK_BYTES),
+            class: SizeClass::of(rounded),
+        };
+        let pool = if stream.pool.thread.is_none() { &stream.pool } else { &self.this_threads(stream)?.pool };
+        let taken = match pool.take(&request) {
+            Some(taken) => taken,
+            None => self.alloc_slow(pool, &request)?,
+        };
+        Ok(Allocation::new(pool, taken, bytes))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_slow(&self, pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
+        if pool.core.lock().retired {
+            let call = crate::driver::Call::StreamId;
+            return Err(Error::Driver(DriverError::with_detail(
+                call,
+                DriverErrorKind::StreamGone,
+                "it was retired",
+            )));
+        }
+        reclaim::allocate(pool, request)
+    }
+
+    /// The calling thread's own default stream, whatever thread the value came from.
+    #[cold]
+    fn this_threads(&self, stream: &Stream) -> Result<Stream> {
+        if stream.pool.thread == Some(std::thread::current().id()) {
+            return Ok(stream.clone());
+        }
+        self.stream(StreamHandle::PER_THREAD_DEFAULT)
+    }
+
+    /// Allocates and returns the bare address, to be freed by [`free_raw`](Self::free_raw). For callers that
+    /// cannot keep an [`Allocation`], as the C interface.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_raw(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        Ok(self.into_raw(self.alloc(bytes, stream)?))
+    }
+
+    /// Turns an allocation into its bare address, to be freed by [`free_raw`](Self::free_raw).
+    ///
+    /// # Panics
+    /// If it is another allocator's.
+    #[must_use]
+    pub fn into_raw(&self, allocation: Allocation) -> DevicePtr {
+        assert!(Arc::ptr_eq(&allocation.pool.device, &self.inner.device), "an allocation of another allocator");
+        let ptr = allocation.ptr();
+        if !ptr.is_null() {
+            self.inner.live.insert(ptr, allocation);
+        }
+        ptr
+    }
+
+    /// Takes a raw address back into a value that frees it when dropped.
+    ///
+    /// # Errors
+    /// [`Error::NotLive`] or [`Error::UnknownPointer`], as [`free_raw`](Self::free_raw).
+    pub fn from_raw(&self, ptr: DevicePtr) -> Result<Allocation> {
+        self.inner.live.remove(ptr).ok_or_else(|| self.misuse(ptr))
+    }
+
+    /// Frees what [`alloc_raw`](Self::alloc_raw) gave. Null is nothing. One hash look-up more than dropping an
+    /// [`Allocation`].
+    ///
+    /// # Errors
+    /// [`Error::NotLive`] for an address that was freed before, [`Error::UnknownPointer`] for one that is not the
+    /// start of an allocation. Neither changes anything.
+    pub fn free_raw(&self, ptr: DevicePtr) -> Result<()> {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        self.from_raw(ptr).map(drop)
+    }
+
+    /// [`Allocation::record_stream`] by address.
+    ///
+    /// # Errors
+    /// As [`free_raw`](Self::free_raw); [`Error::WrongDevice`].
+    pub fn record_stream_raw(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        if ptr.is_null() {
+            return self.check_stream(stream);
+        }
+        self.inner
+            .live
+            .with(ptr, |allocation| allocation.record_stream(stream))
+            .unwrap_or_else(|| Err(self.misuse(ptr)))
+    }
+
+    /// What is wrong with an address that is not in the table of live ones.
+    #[cold]
+    fn misuse(&self, ptr: DevicePtr) -> Error {
+        let device = self.device();
+        for pool in self.inner.device.pools() {
+            let core = pool.core.lock();
+            if let Some(block) = core.block_at(ptr.0) {
+                return match block.state() {
+                    crate::block::State::Live => {
+                        let base = DevicePtr(block.addr);
+                        Error::UnknownPointer { ptr, device, inside: (base != ptr).then_some(base) }
+                    }
+                    _ => Error::NotLive { ptr, device },
+                };
+            }
+        }
+        Error::UnknownPointer { ptr, device, inside: None }
+    }
+
+    /// Finishes deferred frees whose streams have passed. Waits for nothing; returns how many blocks were cached.
+    ///
+    /// Allocation does this by itself when a pool has nothing left; call it to bring `active` down to the truth.
+    pub fn poll(&self) -> usize {
+        self.inner.device.pools().iter().map(|pool| reclaim::poll(pool)).sum()
+    }
+
+    /// Gives every cached segment back to the driver and returns the bytes. Fixed segments go by `cuMemFree`, which
+    /// waits for the device's work.
+    ///
+    /// Pending frees are finished if their streams have passed; it waits for none of them, except for those of
+    /// destroyed streams, of which only the device as a whole can tell.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the driver fails; what was not given back is still cached.
+    pub fn empty_cache(&self) -> Result<u64> {
+        let device = &*self.inner.device;
+        if !device.is_usable() {
+            return Err(device.unusable());
+        }
+        device.checked(device.driver.check_usable())?;
+        let mut freed = 0;
+        loop {
+            reclaim::finish_gone(device);
+            let finished = self.poll();
+            let now = reclaim::release_all_cached(device)?;
+            freed += now;
+            // Giving back took a while: more may have passed.
+            if finished == 0 || now == 0 {
+                break;
+            }
+        }
+        self.reap();
+        Ok(freed)
+    }
+
+    /// Bytes held by users, in blocks.
+    #[must_use]
+    pub fn memory_allocated(&self) -> u64 {
+        held(&self.inner.device).0
+    }
+
+    /// The highest [`memory_allocated`](Self::memory_allocated) since the last reset.
+    #[must_use]
+    pub fn max_memory_allocated(&self) -> u64 {
+        self.memory_stats().allocated_bytes.all.peak
+    }
+
+    /// Bytes reserved from the driver.
+    #[must_use]
+    pub fn memory_reserved(&self) -> u64 {
+        self.inner.device.reserved()
+    }
+
+    /// The highest [`memory_reserved`](Self::memory_reserved) since the last reset.
+    #[must_use]
+    pub fn max_memory_reserved(&self) -> u64 {
+        self.inner.device.ledger.lock().reserved_bytes.all.peak
+    }
+
+    /// Starts all peaks anew, from what is current.
+    pub fn reset_peak_memory_stats(&self) {
+        let pools = self.inner.device.pools();
+        let mut cores = lock_all(&pools);
+        let mut stats: Vec<(usize, &mut PoolStats)> =
+            pools.iter().map(|pool| pool.number).zip(cores.iter_mut().map(|core| &mut core.stats)).collect();
+        self.inner.device.peaks.reset_peaks(&mut stats);
+        let mut ledger = self.inner.device.ledger.lock();
+        ledger.segment.reset_peak();
+        ledger.reserved_bytes.reset_peak();
+        ledger.oversize_segments.reset_peak();
+    }
+
+    /// Starts all running sums and event counters anew; what is current, and the peaks, stay.
+    pub fn reset_accumulated_memory_stats(&self) {
+        let pools = self.inner.device.pools();
+        let cores = lock_all(&pools);
+        let stats: Vec<_> =
+            pools.iter().map(|pool| pool.number).zip(cores.iter().map(|core| &core.stats)).collect();
+        self.inner.device.peaks.reset_accumulated(&stats);
+        let mut ledger = self.inner.device.ledger.lock();
+        ledger.segment.reset_accumulated();
+        ledger.reserved_bytes.reset_accumulated();
+        ledger.oversize_segments.reset_accumulated();
+        ledger.alloc_retries = 0;
+        ledger.ooms = 0;
+        ledger.syncs = 0;
+        ledger.device_allocs = 0;
+        ledger.device_frees = 0;
+    }
+
+    /// All statistics, at one moment. Locks every pool for that moment.
+    #[must_use]
+    pub fn memory_stats(&self) -> MemoryStats {
+        let device = &*self.inner.device;
+        let pools = device.pools();
+        let cores = lock_all(&pools);
+        let stats: Vec<_> =
+            pools.iter().map(|pool| pool.number).zip(cores.iter().map(|core| &core.stats)).collect();
+        let lanes = device.peaks.read(&stats);
+        let array = |lane: Lane| StatArray::from_scopes(lanes[lane as usize]);
+        let ledger = device.ledger.lock();
+        MemoryStats {
+            allocation: array(Lane::Allocation),
+            allocated_bytes: array(Lane::AllocatedBytes),
+            requested_bytes: array(Lane::RequestedBytes),
+            active: array(Lane::Active),
+            active_bytes: array(Lane::ActiveBytes),
+            segment: ledger.segment,
+            reserved_bytes: ledger.reserved_bytes,
+            inactive_split: array(Lane::InactiveSplit),
+            inactive_split_bytes: array(Lane::InactiveSplitBytes),
+            oversize_allocations: array(Lane::OversizeAllocation).all,
+            oversize_segments: ledger.oversize_segments,
+            num_alloc_retries: ledger.alloc_retries,
+            num_ooms: ledger.ooms,
+            num_sync_all_streams: ledger.syncs,
+            num_device_alloc: ledger.device_allocs,
+            num_device_free: ledger.device_frees,
+            max_split_size: device
+                .config
+                .max_split_bytes
+                .map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
+        }
+    }
+
+    /// The statistics as a table, with the rows of PyTorch's `torch.cuda.memory_summary()`.
+    #[must_use]
+    pub fn memory_summary(&self) -> String {
+        crate::summary::table(&self.memory_stats(), self.device(), false)
+    }
+
+    /// The same without the rows by size class.
+    #[must_use]
+    pub fn memory_summary_abbreviated(&self) -> String {
+        crate::summary::table(&self.memory_stats(), self.device(), true)
+    }
+
+    /// Free and total bytes of the device, as the driver reports them.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn mem_get_info(&self) -> Result<MemoryInfo> {
+        self.inner.device.checked(self.inner.device.driver.memory_info())
+    }
+
+    /// Bytes of the device that are neither free nor reserved by this allocator: other allocators, other
+    /// processes, CUDA contexts and libraries.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn foreign_memory(&self) -> Result<u64> {
+        let info = self.mem_get_info()?;
+        Ok(info.total_bytes.saturating_sub(info.free_bytes).saturating_sub(self.memory_reserved()))
+    }
+
+    /// The hard cap on reserved bytes, if one is configured: a part is taken of the device's total memory, and
+    /// counts what this allocator reserves (not the CUDA context).
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        self.inner.device.limit
+    }
+
+    /// Every segment and block, at one moment. Locks every pool for that moment.
+    #[must_use]
+    pub fn snapshot(&self) -> crate::Snapshot {
+        let pools = self.inner.device.pools();
+        let cores = lock_all(&pools);
+        crate::Snapshot::take(
+            self.device(),
+            pools.iter().map(|pool| pool.clock.key).zip(cores.iter().map(|core| &**core)),
+        )
+    }
+
+    /// Walks every structure and checks every invariant. For tests; O(blocks).
+    ///
+    /// # Errors
+    /// [`InvariantViolation`](crate::InvariantViolation) naming the rule and the block that breaks it.
+    pub fn validate(&self) -> std::result::Result<(), crate::InvariantViolation> {
+        let pools = self.inner.device.pools();
+        let cores = lock_all(&pools);
+        let cores: Vec<_> = cores.iter().map(|core| &**core).collect();
+        let ledger = self.inner.device.ledger.lock();
+        crate::validate::check(&cores, &ledger)
+    }
+
+    /// Calls `observer` with every out-of-memory report, before the error is returned. No lock is held meanwhile:
+    /// it may read statistics, free and allocate.
+    pub fn on_out_of_memory(&self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
+        self.inner.device.observers.write().push(Arc::new(observer) as Observer);
+    }
+
+    /// The first driver error since the last call that could not be returned where it happened, as in a drop.
+    #[must_use]
+    pub fn take_deferred_error(&self) -> Option<DriverError> {
+        self.inner.device.take_deferred()
+    }
+
+    /// The device's ordinal.
+    #[must_use]
+    pub fn device(&self) -> u32 {
+        self.inner.device.driver.device()
+    }
+
+    /// The driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.inner.device.driver
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.inner.device.config
+    }
+
+    /// Whether segments are expandable, which [`Segments::Auto`] leaves to the device.
+    #[must_use]
+    pub fn is_expandable(&self) -> bool {
+        self.inner.device.expandable
+    }
+}
+
+/// Locks all pools, in the order of their numbers.
+fn lock_all(pools: &[Arc<StreamPool>]) -> Vec<MutexGuard<'_, crate::pool::PoolCore>> {
+    pools.iter().map(|pool| pool.core.lock()).collect()
+}
+
+/// Allocated, active and not releasable bytes.
+pub(crate) fn held(device: &Device) -> (u64, u64, u64) {
+    let pools = device.pools();
+    let cores = lock_all(&pools);
+    let sum = |lane: Lane| {
+        let sum: i64 = cores.iter().map(|core| core.stats.total(lane)).sum();
+        u64::try_from(sum).unwrap_or(0)
+    };
+    (sum(Lane::AllocatedBytes), sum(Lane::ActiveBytes), sum(Lane::InactiveSplitBytes))
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Raw addresses may still be in use, and nobody is left to say so: their segments stay the process's.
+        self.live.forget_all();
+        for pool in self.device.pools() {
+            pool.close();
+        }
+        self.device.forget_retired(); // they own the device, which owned them
+    }
+}
+
+impl std::fmt::Debug for CachingAllocator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CachingAllocator")
+            .field("driver", &self.inner.device.driver)
+            .field("config", &self.inner.device.config)
+            .field("reserved", &self.memory_reserved())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Device memory that is freed when the value is dropped. It outlives the allocator if need be.
+///
+/// Freeing returns the block to its stream's pool; work that is queued on that stream may still use it, since what
+/// is queued later comes later. Use on another stream must be announced by [`record_stream`](Self::record_stream).
+pub struct Allocation {
+    pool: Arc<StreamPool>,
+    id: BlockId,
+    addr: u64,
+    requested: u64,
+    size: u64,
+}
+
+impl Allocation {
+    #[inline]
+    fn new(pool: &Arc<StreamPool>, taken: Taken, requested: u64) -> Self {
+        Self { pool: Arc::clone(pool), id: taken.id, addr: taken.addr, requested, size: taken.size }
+    }
+
+    /// The device address; null for zero bytes.
+    #[must_use]
+    #[inline]
+    pub fn ptr(&self) -> DevicePtr {
+        DevicePtr(self.addr)
+    }
+
+    /// The bytes that were asked for.
+    #[must_use]
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.requested
+    }
+
+    /// The bytes of the block: those asked for, rounded.
+    #[must_use]
+    #[inline]
+    pub fn block_bytes(&self) -> u64 {
+        self.size
+    }
+
+    /// The stream that it was allocated on.
+    #[must_use]
+    pub fn stream(&self) -> Stream {
+        Stream { pool: Arc::clone(&self.pool), keep: None }
+    }
+
+    /// Announces that work on `stream` uses this memory: once freed, it is not reused before what is queued on
+    /// `stream` by then has passed. Its own stream needs no announcement. Calling it again costs little.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] for a stream of another allocator.
+    pub fn record_stream(&self, stream: &Stream) -> Result<()> {
+        let device = &self.pool.device;
+        if !Arc::ptr_eq(device, &stream.pool.device) {
+            let ours = device.driver.device();
+            return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours });
+        }
+        if self.id != NONE && !Arc::ptr_eq(&self.pool, &stream.pool) {
+            self.pool.core.lock().record_use(self.id, &stream.pool.clock);
+        }
+        Ok(())
+    }
+
+    /// For the table of raw addresses when the allocator goes: the memory stays as it is.
+    pub(crate) fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Allocation {
+    #[inline]
+    fn drop(&mut self) {
+        if self.id != NONE {
+            self.pool.free(self.id);
+        }
+    }
+}
+
+impl std::fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Allocation")
+            .field("ptr", &self.ptr())
+            .field("bytes", &self.requested)
+            .field("block_bytes", &self.size)
+            .field("stream", &self.pool.clock.key)
+            .finish()
+    }
+}

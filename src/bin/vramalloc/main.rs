@@ -1,0 +1,47 @@
+//! The command line program: replays recorded allocation traces.
+
+mod replay;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// A caching allocator for GPU memory: tools.
+#[derive(Parser)]
+#[command(version = env!("VRAMALLOC_VERSION"), about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Replays recorded allocation traces and prints what they needed and what the driver cost.
+    ///
+    /// Exit status: 0; 1 if a trace ran out of memory or the device failed; 2 if the input or an option is wrong.
+    Replay(replay::Args),
+}
+
+/// How the program ends when it does not end well.
+enum Failure {
+    /// The input or an option is wrong: status 2.
+    Usage(String),
+    /// The work itself failed: status 1.
+    Run(String),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Replay(args) => replay::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Usage(text)) => {
+            eprintln!("vramalloc: {text}");
+            ExitCode::from(2)
+        }
+        Err(Failure::Run(text)) => {
+            eprintln!("vramalloc: {text}");
+            ExitCode::from(1)
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! `vramalloc replay`.
+
+use crate::Failure;
+use clap::{Args as ClapArgs, ValueEnum};
+use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use vramalloc::driver::StreamHandle;
+use vramalloc::driver::sim::SimDriver;
+use vramalloc::replay::{Replay, Report};
+use vramalloc::size::human_bytes;
+use vramalloc::trace::Trace;
+use vramalloc::{CachingAllocator, Config, DeviceChoice, Error, Limit, OpenDevice, Segments};
+
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    /// Traces: files of lines a,ID,BYTES,STREAM and f,ID, gzipped or not.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The kind of segments; wins over --config.
+    #[arg(long, value_enum)]
+    segments: Option<SegmentsArg>,
+    /// Bytes of the device, or with a unit (24GiB): the simulated device's memory, the allocator's limit on a GPU.
+    #[arg(long, value_name = "BYTES", value_parser = parse_capacity)]
+    capacity: Option<u64>,
+    /// How often each trace is replayed in the same allocator.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    passes: u32,
+    /// auto (a GPU if there is one), cuda:N or sim.
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// The allocator's configuration, as in VRAMALLOC_CONF, which it replaces: key:value,key:value.
+    #[arg(long, value_name = "STRING")]
+    config: Option<String>,
+    /// A table for people, or a JSON object a line and trace.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum SegmentsArg {
+    Fixed,
+    Expandable,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+}
+
+fn parse_capacity(text: &str) -> Result<u64, String> {
+    match vramalloc::config::parse_bytes(text) {
+        Some(0) | None => Err("expected bytes, or a number with a unit such as 24GiB".to_owned()),
+        Some(bytes) => Ok(bytes),
+    }
+}
+
+/// One line of `--format json`.
+#[derive(Serialize)]
+struct Json<'a> {
+    trace: &'a str,
+    segments: &'a str,
+    device: &'a str,
+    events: usize,
+    peak_requested: u64,
+    peak_allocated: u64,
+    peak_reserved: u64,
+    ratio: f64,
+    passes: usize,
+    driver_calls: Vec<u64>,
+    driver_us: Vec<f64>,
+    ns_per_event: Vec<f64>,
+    retries: u64,
+    ooms: u64,
+}
+
+/// One trace's result, ready to print.
+struct Outcome {
+    trace: String,
+    segments: &'static str,
+    device: String,
+    report: Report,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let config = config(args)?;
+    // All input is read before anything is printed.
+    let traces: Vec<Trace> = args
+        .files
+        .iter()
+        .map(|file| Trace::read(file).map_err(|error| Failure::Usage(error.to_string())))
+        .collect::<Result<_, _>>()?;
+    let progress = progress(traces.len() as u64 * u64::from(args.passes));
+    let mut outcomes = Vec::new();
+    for trace in &traces {
+        progress.set_message(trace.name.clone());
+        let outcome = replay(args, &config, trace, &progress);
+        let outcome = outcome.inspect_err(|_| progress.finish_and_clear())?;
+        match args.format {
+            Format::Json => progress.suspend(|| print(&json(&outcome)))?,
+            Format::Table => outcomes.push(outcome),
+        }
+    }
+    progress.finish_and_clear();
+    outcomes.iter().try_for_each(|outcome| print(&table(outcome)))
+}
+
+/// Prints to standard output; a reader that went away ends the program quietly.
+fn print(text: &str) -> Result<(), Failure> {
+    match writeln!(std::io::stdout().lock(), "{text}") {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        result => result.map_err(|error| Failure::Run(format!("standard output: {error}"))),
+    }
+}
+
+fn config(args: &Args) -> Result<Config, Failure> {
+    let config = match &args.config {
+        Some(text) => text.parse(),
+        None => Config::from_env(),
+    };
+    let config = config.map_err(|error| Failure::Usage(error.to_string()))?;
+    Ok(match args.segments {
+        Some(SegmentsArg::Fixed) => config.segments(Segments::Fixed),
+        Some(SegmentsArg::Expandable) => config.segments(Segments::Expandable),
+        None => config,
+    })
+}
+
+fn progress(length: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} passes  {msg}");
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Replays one trace in an allocator of its own.
+fn replay(args: &Args, config: &Config, trace: &Trace, progress: &ProgressBar) -> Result<Outcome, Failure> {
+    let failed = |error: Error| Failure::Run(format!("{}: {error}", trace.name));
+    // No trace reads or writes memory, so none has to be behind the addresses.
+    let mut sim = SimDriver::builder().backing(false).log(false);
+    if let Some(bytes) = args.capacity {
+        sim = sim.capacity(bytes);
+    }
+    let device = OpenDevice::open(args.device, sim).map_err(|error| Failure::Run(error.to_string()))?;
+    let mut config = config.clone();
+    if let (Some(bytes), false) = (args.capacity, matches!(device, OpenDevice::Sim(_))) {
+        config = config.limit(Limit::Bytes(bytes));
+    }
+    let allocator = CachingAllocator::new(device.driver(), config).map_err(|error| match error {
+        Error::InvalidConfig(_) | Error::NoVirtualMemory { .. } => Failure::Usage(error.to_string()),
+        error => failed(error),
+    })?;
+    let streams = trace
+        .streams
+        .iter()
+        .map(|number| if *number == 0 { Ok(StreamHandle::DEFAULT) } else { device.create_stream() })
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| Failure::Run(error.to_string()))?;
+    let mut replay = Replay::new(&allocator, trace, &streams).map_err(failed)?;
+    for _ in 0..args.passes {
+        replay.pass().map_err(failed)?;
+        progress.inc(1);
+    }
+    Ok(Outcome {
+        trace: trace.name.clone(),
+        segments: if allocator.is_expandable() { "expandable" } else { "fixed" },
+        device: allocator.driver().label(),
+        report: replay.report(),
+    })
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn ns_per_event(report: &Report) -> Vec<f64> {
+    report.passes.iter().map(|pass| pass.elapsed.as_nanos() as f64 / report.events as f64).collect()
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn driver_us(report: &Report) -> Vec<f64> {
+    report.passes.iter().map(|pass| pass.driver.nanos as f64 / 1000.0).collect()
+}
+
+fn json(outcome: &Outcome) -> String {
+    let report = &outcome.report;
+    let line = Json {
+        trace: &outcome.trace,
+        segments: outcome.segments,
+        device: &outcome.device,
+        events: report.events,
+        peak_requested: report.peak_requested,
+        peak_allocated: report.peak_allocated,
+        peak_reserved: report.peak_reserved,
+        ratio: report.ratio(),
+        passes: report.passes.len(),
+        driver_calls: report.passes.iter().map(|pass| pass.driver.calls).collect(),
+        driver_us: driver_us(report),
+        ns_per_event: ns_per_event(report),
+        retries: report.retries,
+        ooms: report.ooms,
+    };
+    serde_json::to_string(&line).unwrap_or_default()
+}
+
+fn table(outcome: &Outcome) -> String {
+    let report = &outcome.report;
+    let bytes = |bytes: u64| format!("{} ({bytes} bytes)", human_bytes(bytes));
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED);
+    table.set_header([outcome.trace.clone(), format!("{} segments on {}", outcome.segments, outcome.device)]);
+    table.add_row(["events".to_owned(), report.events.to_string()]);
+    table.add_row(["peak requested".to_owned(), bytes(report.peak_requested)]);
+    table.add_row(["peak allocated".to_owned(), bytes(report.peak_allocated)]);
+    table.add_row(["peak reserved".to_owned(), bytes(report.peak_reserved)]);
+    table.add_row(["ratio (reserved / requested)".to_owned(), format!("{:.4}", report.ratio())]);
+    let modelled = if outcome.device == "sim" { "modelled" } else { "measured" };
+    let passes = report.passes.iter().zip(driver_us(report)).zip(ns_per_event(report));
+    for (number, ((pass, us), ns)) in passes.enumerate() {
+        let text =
+            format!("{} driver calls, {:.2} ms {modelled}, {ns:.1} ns/event", pass.driver.calls, us / 1000.0);
+        table.add_row([format!("pass {}", number + 1), text]);
+    }
+    table.add_row(["retries".to_owned(), report.retries.to_string()]);
+    if let Some(column) = table.column_mut(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}

@@ -1,0 +1,224 @@
+//! Blocks: the pieces that segments are cut into, kept in host memory and named by index.
+//!
+//! A block record is one cache line. Its links are indices into the same [`BlockTable`]: `prev` and `next` are
+//! its neighbours in address order within its segment, `bin_prev` and `bin_next` those in its list of the free
+//! index. Owned by a stream's pool, and touched under that pool's lock only.
+
+use crate::size::SizeClass;
+
+/// A block's place in its pool's table.
+pub(crate) type BlockId = u32;
+
+/// No block: the end of a list, the edge of a segment.
+pub(crate) const NONE: BlockId = u32::MAX;
+
+/// What a block is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    /// The record is not in use.
+    Vacant,
+    /// Cached: in the free index.
+    Free,
+    /// Held by a user.
+    Live,
+    /// Freed by its user, still used by other streams.
+    Pending,
+    /// Addresses with no memory behind them (expandable segments).
+    Unmapped,
+    /// Taken out by a slow path that maps or unmaps pages here.
+    Claimed,
+}
+
+impl State {
+    /// The legal transitions; everything else is a bug of this crate.
+    pub(crate) const fn can_become(self, next: Self) -> bool {
+        use State::{Claimed, Free, Live, Pending, Unmapped, Vacant};
+        matches!(
+            (self, next),
+            (Vacant, Free | Unmapped | Claimed)
+                | (Free, Live | Claimed | Vacant)
+                | (Live, Free | Pending | Vacant)
+                | (Pending, Free | Vacant)
+                | (Unmapped, Claimed | Vacant)
+                | (Claimed, Free | Live | Unmapped | Vacant)
+        )
+    }
+}
+
+/// One piece of a segment.
+#[derive(Clone, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Block {
+    /// Device address.
+    pub(crate) addr: u64,
+    /// Bytes, a multiple of 512.
+    pub(crate) size: u64,
+    /// What the user asked for; 0 unless live or pending.
+    pub(crate) requested: u64,
+    /// The epoch of its stream when it was last freed: the whole block is unused once that has passed.
+    pub(crate) epoch: u64,
+    pub(crate) prev: BlockId,
+    pub(crate) next: BlockId,
+    pub(crate) bin_prev: BlockId,
+    pub(crate) bin_next: BlockId,
+    /// Its segment in the pool's table.
+    pub(crate) segment: u32,
+    /// The pool's search count when it became free: its age for garbage collection.
+    pub(crate) born: u32,
+    state: State,
+    pub(crate) class: SizeClass,
+    /// Whether other streams were recorded as users; which ones is in the pool's side table.
+    pub(crate) shared: bool,
+}
+
+impl Block {
+    fn vacant() -> Self {
+        Self {
+            addr: 0,
+            size: 0,
+            requested: 0,
+            epoch: 0,
+            prev: NONE,
+            next: NONE,
+            bin_prev: NONE,
+            bin_next: NONE,
+            segment: NONE,
+            born: 0,
+            state: State::Vacant,
+            class: SizeClass::Small,
+            shared: false,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn state(&self) -> State {
+        self.state
+    }
+
+    #[inline]
+    pub(crate) fn set_state(&mut self, next: State) {
+        debug_assert!(
+            self.state.can_become(next),
+            "block at {:#x}: {:?} cannot become {next:?}",
+            self.addr,
+            self.state
+        );
+        self.state = next;
+    }
+
+    /// Whether it is all of its segment.
+    #[inline]
+    pub(crate) fn is_whole_segment(&self) -> bool {
+        self.prev == NONE && self.next == NONE
+    }
+
+    #[inline]
+    pub(crate) fn end(&self) -> u64 {
+        self.addr + self.size
+    }
+}
+
+/// All blocks of a pool. Grows with the number of blocks, never shrinks; vacant records are reused last in,
+/// first out.
+#[derive(Debug)]
+pub(crate) struct BlockTable {
+    blocks: Vec<Block>,
+    /// The last vacated record; the next one is its `bin_next`.
+    vacant: BlockId,
+    in_use: usize,
+}
+
+impl BlockTable {
+    pub(crate) fn new() -> Self {
+        Self { blocks: Vec::new(), vacant: NONE, in_use: 0 }
+    }
+
+    /// A new record, in state [`State::Vacant`] until the caller sets another.
+    #[inline]
+    pub(crate) fn insert(&mut self, addr: u64, size: u64, segment: u32, class: SizeClass) -> BlockId {
+        self.in_use += 1;
+        let mut id = self.vacant;
+        if id == NONE {
+            id = self.push();
+        } else {
+            self.vacant = self[id].bin_next;
+        }
+        let block = &mut self.blocks[id as usize];
+        block.addr = addr;
+        block.size = size;
+        block.segment = segment;
+        block.class = class;
+        id
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push(&mut self) -> BlockId {
+        let id = BlockId::try_from(self.blocks.len()).unwrap_or(NONE);
+        assert!(id != NONE, "more than 2^32 blocks in one pool");
+        self.blocks.push(Block::vacant());
+        id
+    }
+
+    /// Gives a record up; nothing may link to it any more.
+    #[inline]
+    pub(crate) fn remove(&mut self, id: BlockId) {
+        self.in_use -= 1;
+        let vacant = std::mem::replace(&mut self.vacant, id);
+        let block = &mut self.blocks[id as usize];
+        block.set_state(State::Vacant);
+        block.requested = 0;
+        block.shared = false;
+        block.prev = NONE;
+        block.next = NONE;
+        block.bin_prev = NONE;
+        block.bin_next = vacant;
+    }
+
+    /// Records in use.
+    pub(crate) fn len(&self) -> usize {
+        self.in_use
+    }
+
+    /// Inserts `new` behind `id` in address order.
+    #[inline]
+    pub(crate) fn link_after(&mut self, id: BlockId, new: BlockId) {
+        let next = std::mem::replace(&mut self[id].next, new);
+        self[new].prev = id;
+        self[new].next = next;
+        if next != NONE {
+            self[next].prev = new;
+        }
+    }
+
+    /// Takes `id` out of the address order.
+    #[inline]
+    pub(crate) fn unlink(&mut self, id: BlockId) {
+        let (prev, next) = (self[id].prev, self[id].next);
+        if prev != NONE {
+            self[prev].next = next;
+        }
+        if next != NONE {
+            self[next].prev = prev;
+        }
+    }
+}
+
+impl std::ops::Index<BlockId> for BlockTable {
+    type Output = Block;
+
+    #[inline]
+    fn index(&self, id: BlockId) -> &Block {
+        &self.blocks[id as usize]
+    }
+}
+
+impl std::ops::IndexMut<BlockId> for BlockTable {
+    #[inline]
+    fn index_mut(&mut self, id: BlockId) -> &mut Block {
+        &mut self.blocks[id as usize]
+    }
+}
+
+const _: () = assert!(std::mem::size_of::<Block>() == 64, "a block is one cache line");

@@ -1,0 +1,248 @@
+//! What all pools of one device share: the driver, the configuration, what is reserved, failures.
+
+use crate::config::Config;
+use crate::driver::{Driver, DriverError, DriverErrorKind};
+use crate::error::{Error, OutOfMemory, Result};
+use crate::event::EventPool;
+use crate::process::{self, Latch};
+use crate::size::SizeClass;
+use crate::stats::{PeakBoard, PoolStats, Pools, Stat, StatArray};
+use crate::stream::StreamPool;
+use crate::sync::{Mutex, RwLock};
+use std::sync::{Arc, Weak};
+
+/// Called with the report when a request cannot be served, before the error is returned. No lock is held.
+pub(crate) type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
+
+/// One device's shared state.
+pub(crate) struct Device {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) config: Config,
+    /// Whether pages are mapped by hand; decided at construction.
+    pub(crate) expandable: bool,
+    pub(crate) total_bytes: u64,
+    /// The hard cap on reserved bytes.
+    pub(crate) limit: Option<u64>,
+    pub(crate) events: Arc<EventPool>,
+    pub(crate) peaks: PeakBoard,
+    pub(crate) ledger: Mutex<Ledger>,
+    /// All pools, by number. They own the device, not the other way round.
+    pools: RwLock<Vec<Weak<StreamPool>>>,
+    /// Pools of destroyed streams that still hold something.
+    retired: Mutex<Vec<Arc<StreamPool>>>,
+    /// An error that cannot be returned where it happened (in a drop).
+    deferred: Mutex<Option<DriverError>>,
+    /// The context is lost; nothing works any more.
+    lost: Latch,
+    /// [`process::forks`] at construction.
+    pub(crate) forks: u64,
+    pub(crate) observers: RwLock<Vec<Observer>>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device")
+            .field("driver", &self.driver)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is reserved, and how often the slow paths were walked. Locked last: its holder takes no other lock.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    pub(crate) segment: StatArray,
+    pub(crate) reserved_bytes: StatArray,
+    pub(crate) oversize_segments: Stat,
+    /// Bytes that a driver call under way will reserve if it succeeds.
+    under_way: u64,
+    /// Bytes of segments that left their pool and are not back at the driver yet; part of what is reserved.
+    pub(crate) leaving: u64,
+    pub(crate) alloc_retries: u64,
+    pub(crate) ooms: u64,
+    pub(crate) syncs: u64,
+    pub(crate) device_allocs: u64,
+    pub(crate) device_frees: u64,
+}
+
+impl Device {
+    pub(crate) fn new(driver: Arc<dyn Driver>, config: Config, expandable: bool) -> Arc<Self> {
+        let total_bytes = driver.capabilities().total_bytes;
+        Arc::new(Self {
+            limit: config.limit.bytes(total_bytes),
+            events: EventPool::new(Arc::clone(&driver)),
+            driver,
+            config,
+            expandable,
+            total_bytes,
+            peaks: PeakBoard::new(),
+            ledger: Mutex::new(Ledger::default()),
+            pools: RwLock::new(Vec::new()),
+            retired: Mutex::new(Vec::new()),
+            deferred: Mutex::new(None),
+            lost: Latch::new(),
+            forks: process::watch_forks(),
+            observers: RwLock::new(Vec::new()),
+        })
+    }
+
+    /// Whether the hot path may go on. Two loads.
+    #[inline]
+    pub(crate) fn is_usable(&self) -> bool {
+        !self.lost.is_set() && process::forks() == self.forks
+    }
+
+    /// Whether this is a forked child, which must leave everything alone.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        process::forks() != self.forks
+    }
+
+    /// Why [`is_usable`](Self::is_usable) is false.
+    pub(crate) fn unusable(&self) -> Error {
+        let kind = if self.is_forked() { DriverErrorKind::Forked } else { DriverErrorKind::DeviceLost };
+        let error = self.driver.check_usable().err();
+        Error::Driver(error.unwrap_or_else(|| DriverError::new(crate::driver::Call::Alloc, kind)))
+    }
+
+    /// Remembers when a driver error means that nothing will work any more, and passes it on.
+    pub(crate) fn noted(&self, error: DriverError) -> DriverError {
+        if error.kind == DriverErrorKind::DeviceLost {
+            self.lost.set();
+        }
+        error
+    }
+
+    /// Keeps an error for [`CachingAllocator::take_deferred_error`], the first one if there are several.
+    ///
+    /// [`CachingAllocator::take_deferred_error`]: crate::CachingAllocator::take_deferred_error
+    pub(crate) fn defer(&self, error: DriverError) {
+        let error = self.noted(error);
+        if matches!(error.kind, DriverErrorKind::Deinitialized | DriverErrorKind::Forked) {
+            return; // the end of the process, or not our device: nobody can act on it
+        }
+        self.deferred.lock().get_or_insert(error);
+    }
+
+    pub(crate) fn take_deferred(&self) -> Option<DriverError> {
+        self.deferred.lock().take()
+    }
+
+    pub(crate) fn add_pool(&self, pool: Weak<StreamPool>) {
+        self.pools.write().push(pool);
+    }
+
+    /// The pools that there are, in the order of their numbers, which is the order to lock several in.
+    pub(crate) fn pools(&self) -> Vec<Arc<StreamPool>> {
+        self.pools.read().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Keeps the pool of a destroyed stream until it is empty.
+    pub(crate) fn keep_retired(&self, pool: &Arc<StreamPool>) {
+        self.retired.lock().push(Arc::clone(pool));
+    }
+
+    /// Forgets the retired pools that hold nothing any more; their sums are kept.
+    pub(crate) fn reap_retired(&self) {
+        let mut retired = self.retired.lock();
+        retired.retain(|pool| {
+            let mut core = pool.core.lock();
+            if core.held > 0 || !core.segments.is_empty() {
+                return true;
+            }
+            self.peaks.fold(pool.number, &mut core.stats);
+            self.pools.write()[pool.number] = Weak::new();
+            false
+        });
+    }
+
+    /// Lets the retired pools go with the allocator.
+    pub(crate) fn forget_retired(&self) {
+        let retired = std::mem::take(&mut *self.retired.lock());
+        drop(retired);
+    }
+
+    /// Claims `bytes` of the limit before the driver is asked for them.
+    pub(crate) fn claim(&self, bytes: u64) -> bool {
+        let mut ledger = self.ledger.lock();
+        let after = ledger.reserved_bytes.all.current.saturating_add(ledger.under_way).saturating_add(bytes);
+        if self.limit.is_some_and(|limit| after > limit) {
+            return false;
+        }
+        ledger.under_way += bytes;
+        true
+    }
+
+    /// Gives a claim back that came to nothing.
+    pub(crate) fn unclaim(&self, bytes: u64) {
+        self.ledger.lock().under_way -= bytes;
+    }
+
+    /// Books a claimed segment that the driver gave. Called with the lock of the pool that it goes to.
+    pub(crate) fn book_segment(&self, class: SizeClass, bytes: u64) {
+        let oversize = bytes >= self.config.max_split();
+        let mut ledger = self.ledger.lock();
+        ledger.under_way -= bytes;
+        ledger.device_allocs += 1;
+        ledger.segment.increase(class, 1);
+        ledger.reserved_bytes.increase(class, bytes);
+        if oversize {
+            ledger.oversize_segments.increase(1);
+        }
+    }
+
+    /// Books a segment that went back to the driver.
+    pub(crate) fn unbook_segment(&self, class: SizeClass, bytes: u64) {
+        let oversize = bytes >= self.config.max_split();
+        let mut ledger = self.ledger.lock();
+        ledger.leaving -= bytes;
+        ledger.device_frees += 1;
+        ledger.segment.decrease(class, 1);
+        ledger.reserved_bytes.decrease(class, bytes);
+        if oversize {
+            ledger.oversize_segments.decrease(1);
+        }
+    }
+
+    /// Notes that a segment left its pool (or, if `back`, came back). Called with the pool's lock.
+    pub(crate) fn book_leaving(&self, bytes: u64, back: bool) {
+        let mut ledger = self.ledger.lock();
+        ledger.leaving = if back { ledger.leaving - bytes } else { ledger.leaving + bytes };
+    }
+
+    pub(crate) fn reserved(&self) -> u64 {
+        self.ledger.lock().reserved_bytes.all.current
+    }
+
+    /// Tells the observers. No lock is held while they run, so they may use the allocator.
+    pub(crate) fn observe(&self, report: &OutOfMemory) {
+        let observers = self.observers.read().clone();
+        for observer in observers {
+            observer(report);
+        }
+    }
+
+    /// A driver result with its error noted.
+    pub(crate) fn checked<T>(&self, result: std::result::Result<T, DriverError>) -> Result<T> {
+        result.map_err(|error| Error::Driver(self.noted(error)))
+    }
+}
+
+impl Pools for Device {
+    fn visit(&self, own: usize, f: &mut dyn FnMut(&mut [(usize, Option<&mut PoolStats>)])) {
+        let pools = self.pools.read();
+        let others: Vec<(usize, Arc<StreamPool>)> = pools
+            .iter()
+            .enumerate()
+            .filter(|(number, _)| *number != own)
+            .filter_map(|(number, pool)| Some((number, pool.upgrade()?)))
+            .collect();
+        drop(pools);
+        let mut guards: Vec<_> = others.iter().map(|(number, pool)| (*number, pool.core.try_lock())).collect();
+        let mut stats: Vec<_> = guards
+            .iter_mut()
+            .map(|(number, guard)| (*number, guard.as_mut().map(|core| &mut core.stats)))
+            .collect();
+        f(&mut stats);
+    }
+}

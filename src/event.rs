@@ -1,0 +1,211 @@
+//! Time: which work of a stream has passed.
+//!
+//! A stream's life is cut into *epochs*. A freed block notes the epoch that is open at that moment, which costs a
+//! load. Only when a slow path asks whether an epoch has passed is it closed, by an event recorded on the stream:
+//! that event stands for all that was queued before, so for every block freed in the epoch. One event serves any
+//! number of frees, and a program that never asks records none.
+//!
+//! Closing is ordered: first the next epoch is opened, then the event is recorded. A thread that still reads the
+//! old number has queued its work before the record.
+
+use crate::driver::{Call, Driver, DriverError, DriverErrorKind, EventHandle, StreamHandle, StreamKey};
+use crate::sync::{AtomicU64, Mutex, Ordering};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Events for reuse: creating one costs twice what recording does.
+#[derive(Debug)]
+pub(crate) struct EventPool {
+    driver: Arc<dyn Driver>,
+    idle: Mutex<Vec<EventHandle>>,
+}
+
+impl EventPool {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Self { driver, idle: Mutex::new(Vec::new()) })
+    }
+
+    fn take(self: &Arc<Self>) -> Result<Event, DriverError> {
+        let idle = self.idle.lock().pop();
+        let handle = match idle {
+            Some(handle) => handle,
+            None => self.driver.create_event()?,
+        };
+        Ok(Event { handle, pool: Arc::clone(self) })
+    }
+}
+
+impl Drop for EventPool {
+    fn drop(&mut self) {
+        if self.driver.check_usable().is_err() {
+            return;
+        }
+        let idle = std::mem::take(&mut *self.idle.lock());
+        for event in idle {
+            // The driver is in order and the event is ours; what it says at the very end helps nobody.
+            let _ = self.driver.destroy_event(event);
+        }
+    }
+}
+
+/// An event that goes back to its pool.
+#[derive(Debug)]
+struct Event {
+    handle: EventHandle,
+    pool: Arc<EventPool>,
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.pool.idle.lock().push(self.handle);
+    }
+}
+
+/// One stream's epochs.
+#[derive(Debug)]
+pub(crate) struct StreamClock {
+    pub(crate) key: StreamKey,
+    /// The open epoch; counts from 1.
+    now: AtomicU64,
+    /// All epochs up to this one have passed.
+    done: AtomicU64,
+    closed: Mutex<Closed>,
+    events: Arc<EventPool>,
+}
+
+#[derive(Debug)]
+struct Closed {
+    /// Closed epochs that have not passed yet, with the event that stands for them, oldest first.
+    queue: VecDeque<(u64, Arc<Event>)>,
+    /// The stream is destroyed, or no other thread can reach it: its events cannot be recorded.
+    gone: bool,
+}
+
+impl StreamClock {
+    pub(crate) fn new(key: StreamKey, events: Arc<EventPool>) -> Arc<Self> {
+        Arc::new(Self {
+            key,
+            now: AtomicU64::new(1),
+            done: AtomicU64::new(0),
+            closed: Mutex::new(Closed { queue: VecDeque::new(), gone: false }),
+            events,
+        })
+    }
+
+    /// The open epoch, which a block freed now notes.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        self.now.load(Ordering::Acquire)
+    }
+
+    /// Whether `epoch` is known to have passed. Asks nobody.
+    #[inline]
+    pub(crate) fn has_passed(&self, epoch: u64) -> bool {
+        epoch <= self.done.load(Ordering::Acquire)
+    }
+
+    fn driver(&self) -> &dyn Driver {
+        &*self.events.driver
+    }
+
+    /// Asks the driver how far the stream is, closing the open epoch if `epoch` is it. Waits for nothing.
+    ///
+    /// # Errors
+    /// What the driver says to recording or querying; the epoch then counts as not passed. A stream that is gone
+    /// is no error: its last epochs pass with [`wait`](Self::wait) only.
+    pub(crate) fn poll(&self, epoch: u64) -> Result<bool, DriverError> {
+        if self.has_passed(epoch) {
+            return Ok(true);
+        }
+        let mut closed = self.closed.lock();
+        let _ = self.close(&mut closed, epoch)?;
+        while let Some((closed_epoch, event)) = closed.queue.front() {
+            if !self.driver().query_event(event.handle)? {
+                break;
+            }
+            let passed = *closed_epoch;
+            closed.queue.pop_front();
+            self.pass(passed);
+        }
+        Ok(self.has_passed(epoch))
+    }
+
+    /// Waits on the host until `epoch` has passed. Holds no lock while it waits.
+    ///
+    /// # Errors
+    /// What the driver says; the epoch then counts as not passed.
+    pub(crate) fn wait(&self, epoch: u64) -> Result<(), DriverError> {
+        if self.has_passed(epoch) {
+            return Ok(());
+        }
+        let event = {
+            let mut closed = self.closed.lock();
+            if !self.close(&mut closed, epoch)? {
+                return Err(DriverError::new(Call::EventSynchronize, DriverErrorKind::Capturing));
+            }
+            closed.queue.iter().find(|(closed_epoch, _)| *closed_epoch >= epoch).cloned()
+        };
+        match event {
+            Some((closed_epoch, event)) => {
+                self.driver().synchronize_event(event.handle)?;
+                self.pass(closed_epoch);
+                self.closed.lock().queue.retain(|(old, _)| *old > closed_epoch);
+            }
+            None => {
+                // Only the device as a whole can tell when a stream that is gone has come to its end.
+                let open = self.now.fetch_add(1, Ordering::SeqCst);
+                self.driver().synchronize()?;
+                self.pass(open);
+                self.closed.lock().queue.retain(|(old, _)| *old > open);
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the open epoch while the stream can still be reached; what is freed on it later waits for the device.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn retire(&self) -> Result<(), DriverError> {
+        let mut closed = self.closed.lock();
+        let result = self.close(&mut closed, self.now());
+        closed.gone = true;
+        result.map(|_| ())
+    }
+
+    /// Whether its epochs pass only when the whole device is waited for.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.closed.lock().gone
+    }
+
+    fn pass(&self, epoch: u64) {
+        self.done.fetch_max(epoch, Ordering::AcqRel);
+    }
+
+    /// Closes the open epoch if it is `epoch`; false if a capture of the stream forbids it. A stream that is gone
+    /// has nothing to record.
+    fn close(&self, closed: &mut Closed, epoch: u64) -> Result<bool, DriverError> {
+        if closed.gone || epoch < self.now() {
+            return Ok(true);
+        }
+        if self.driver().is_capturing(self.key)? {
+            // An event would become part of the graph. The epoch stays open until the capture ends.
+            return Ok(false);
+        }
+        let event = self.events.take()?;
+        // The order of these two lines is the point; see the module's text.
+        let open = self.now.fetch_add(1, Ordering::SeqCst);
+        match self.driver().record_event(event.handle, self.key) {
+            Ok(()) => {
+                closed.queue.push_back((open, Arc::new(event)));
+                Ok(true)
+            }
+            Err(error) if error.kind == DriverErrorKind::StreamGone => {
+                // A thread's own default stream is out of reach for this thread only.
+                closed.gone |= self.key.handle != StreamHandle::PER_THREAD_DEFAULT;
+                Ok(true)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

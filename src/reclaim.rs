@@ -1,0 +1,329 @@
+//! The slow path: what is tried, in order, when a pool has no block for a request.
+//!
+//! Each rung is one function, named after what it gives back. After each one the pool is searched again, since
+//! another thread may have freed what is wanted; and no lock is held while the driver waits.
+//!
+//! 1. [`finish_passed`]: frees that waited for other streams, and need not any more.
+//! 2. [`collect_garbage`]: old cached segments, past the threshold or the soft limit.
+//! 3. [`grow`]: a new segment. If the driver or the limit refuses:
+//! 4. [`release_one_fitting`]: one cached segment large enough, and `grow` again.
+//! 5. [`wait_for_oldest`]: the oldest pending frees, one at a time, only as long as needed.
+//! 6. [`release_all_cached`]: every cached segment, and `grow` again, at last with the smallest segment that will do.
+//! 7. [`report`]: the error.
+
+use crate::block::State;
+use crate::config::OnPending;
+use crate::device::Device;
+use crate::driver::DriverErrorKind;
+use crate::error::{Cause, Error, OutOfMemory, Result};
+use crate::pool::{Request, Taken};
+use crate::segment::Segment;
+use crate::size::{SEGMENT_STEP_BYTES, align_up, segment_bytes};
+use crate::stream::StreamPool;
+use std::sync::Arc;
+
+/// Who refused to let the pool grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    Limit,
+    Device,
+}
+
+/// The way of a request that the pool could not serve.
+#[cold]
+#[inline(never)]
+pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
+    let device = &*pool.device;
+    if !device.is_usable() {
+        return Err(device.unusable());
+    }
+    device.checked(device.driver.check_usable())?;
+    let wanted = segment_bytes(request.padded_bytes(), &device.config)
+        .ok_or(Error::SizeOverflow { requested: request.requested })?;
+
+    if let Some(taken) = finish_passed(pool, request) {
+        return Ok(taken);
+    }
+    if request.bytes > device.total_bytes {
+        return report(pool, request, wanted, Refusal::Device); // nothing that is given back could help
+    }
+    collect_garbage(device)?;
+    let mut refusal = match grow(pool, request, wanted)? {
+        Ok(taken) => return Ok(taken),
+        Err(refusal) => refusal,
+    };
+    if release_one_fitting(device, wanted)? {
+        match grow(pool, request, wanted)? {
+            Ok(taken) => return Ok(taken),
+            Err(again) => refusal = again,
+        }
+    }
+    if device.config.on_pending == OnPending::Wait {
+        while wait_for_oldest(pool) {
+            if let Some(taken) = pool.take(request) {
+                return Ok(taken);
+            }
+        }
+        for other in device.pools().iter().filter(|other| !Arc::ptr_eq(other, pool)) {
+            while wait_for_oldest(other) {
+                if release_one_fitting(device, wanted)?
+                    && let Ok(taken) = grow(pool, request, wanted)?
+                {
+                    return Ok(taken);
+                }
+            }
+        }
+    }
+    release_all_cached(device)?;
+    device.ledger.lock().alloc_retries += 1;
+    let smallest = align_up(request.padded_bytes(), SEGMENT_STEP_BYTES).unwrap_or(wanted);
+    for bytes in [wanted, smallest] {
+        match grow(pool, request, bytes)? {
+            Ok(taken) => return Ok(taken),
+            Err(again) => refusal = again,
+        }
+        if smallest == wanted {
+            break;
+        }
+    }
+    if let Some(taken) = finish_passed(pool, request) {
+        return Ok(taken);
+    }
+    report(pool, request, wanted, refusal)
+}
+
+/// Rung 1: caches what waited for other streams' work that has passed, and searches.
+fn finish_passed(pool: &StreamPool, request: &Request) -> Option<Taken> {
+    if poll(pool) == 0 { None } else { pool.take(request) }
+}
+
+/// Asks the driver about the pool's pending frees and caches those that have passed; returns how many. Errors are
+/// kept for later: the blocks stay withheld.
+pub(crate) fn poll(pool: &StreamPool) -> usize {
+    let mut epochs: Vec<(Arc<crate::event::StreamClock>, u64)> = Vec::new();
+    for (clock, epoch) in pool.core.lock().pending.iter().flat_map(|entry| &entry.waits) {
+        match epochs.iter_mut().find(|(known, _)| Arc::ptr_eq(known, clock)) {
+            Some((_, latest)) => *latest = (*latest).max(*epoch),
+            None => epochs.push((Arc::clone(clock), *epoch)),
+        }
+    }
+    if epochs.is_empty() {
+        return 0;
+    }
+    for (clock, epoch) in epochs {
+        if let Err(error) = clock.poll(epoch) {
+            pool.device.defer(error);
+        }
+    }
+    finish(pool)
+}
+
+/// Waits for the device if pending frees wait for streams that are destroyed: nothing else tells when they are done.
+pub(crate) fn finish_gone(device: &Device) {
+    for pool in device.pools() {
+        let gone: Vec<_> = {
+            let core = pool.core.lock();
+            let waits = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned());
+            waits.filter(|(clock, epoch)| !clock.has_passed(*epoch)).collect()
+        };
+        for (clock, epoch) in gone {
+            if clock.is_gone()
+                && let Err(error) = clock.wait(epoch)
+            {
+                device.defer(error);
+            }
+        }
+    }
+}
+
+/// Caches the pending frees that are known to have passed.
+fn finish(pool: &StreamPool) -> usize {
+    let mut core = pool.core.lock();
+    let (finished, raised) = core.finish_pending();
+    if raised {
+        pool.raise(&mut core);
+    }
+    finished
+}
+
+/// Rung 2: past the threshold, gives back cached segments that were not used for longer than the average, until
+/// reserved is below it. (PyTorch's rule, for every pool, and also without a limit.)
+fn collect_garbage(device: &Device) -> Result<()> {
+    let base = device.limit.unwrap_or(device.total_bytes);
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let threshold = device.config.gc_threshold.map(|part| (part * base as f64) as u64);
+    let Some(target) = [threshold, device.config.soft_limit_bytes].into_iter().flatten().min() else {
+        return Ok(());
+    };
+    let mut excess = device.reserved().saturating_sub(target);
+    let pools = device.pools();
+    while excess > 0 {
+        let mut candidates = Vec::new();
+        for pool in &pools {
+            let core = pool.core.lock();
+            let age = |born: u32| u64::from(core.searches.wrapping_sub(born));
+            candidates.extend(core.unused_segments().map(|(number, _, block)| (age(block.born), number, pool)));
+        }
+        let Some(average) =
+            candidates.iter().map(|(age, ..)| age).sum::<u64>().checked_div(candidates.len() as u64)
+        else {
+            return Ok(());
+        };
+        let old: Vec<_> = candidates
+            .into_iter()
+            .filter(|(age, ..)| *age >= average)
+            .map(|(_, number, pool)| (pool, number))
+            .collect();
+        let freed = release(&old)?;
+        if freed == 0 {
+            return Ok(());
+        }
+        excess = excess.saturating_sub(freed);
+    }
+    Ok(())
+}
+
+/// Rung 3: reserves a segment of `bytes` and takes the request from it.
+fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<std::result::Result<Taken, Refusal>> {
+    let device = &*pool.device;
+    let _growing = pool.growing.lock();
+    if let Some(taken) = pool.take(request) {
+        return Ok(Ok(taken));
+    }
+    if !device.claim(bytes) {
+        return Ok(Err(Refusal::Limit));
+    }
+    match device.driver.alloc(bytes) {
+        Ok(base) => {
+            let mut core = pool.core.lock();
+            device.book_segment(request.class, bytes);
+            let id = core.add_segment(Segment::new(base.0, bytes, request.class));
+            let taken = core.carve(id, request);
+            if taken.raised {
+                pool.raise(&mut core);
+            }
+            Ok(Ok(taken))
+        }
+        Err(error) => {
+            device.unclaim(bytes);
+            if error.kind == DriverErrorKind::OutOfMemory {
+                return Ok(Err(Refusal::Device));
+            }
+            Err(Error::Driver(device.noted(error)))
+        }
+    }
+}
+
+/// Rung 4: gives back the smallest cached segment, of any stream, that makes room for `bytes` by itself.
+fn release_one_fitting(device: &Device, bytes: u64) -> Result<bool> {
+    let pools = device.pools();
+    let mut best: Option<(u64, &Arc<StreamPool>, u32)> = None;
+    for pool in &pools {
+        let core = pool.core.lock();
+        for (number, segment, _) in core.unused_segments() {
+            if segment.bytes >= bytes && best.is_none_or(|(least, ..)| segment.bytes < least) {
+                best = Some((segment.bytes, pool, number));
+            }
+        }
+    }
+    match best {
+        Some((_, pool, number)) => Ok(release(&[(pool, number)])? > 0),
+        None => Ok(false),
+    }
+}
+
+/// Rung 5: waits on the host for the oldest pending free of the pool; false if there is none, or the wait failed.
+fn wait_for_oldest(pool: &StreamPool) -> bool {
+    let oldest = {
+        let core = pool.core.lock();
+        core.pending.front().and_then(|entry| {
+            entry.waits.iter().find(|(clock, epoch)| !clock.has_passed(*epoch)).or(entry.waits.first()).cloned()
+        })
+    };
+    let Some((clock, epoch)) = oldest else { return false };
+    pool.device.ledger.lock().syncs += 1;
+    if let Err(error) = clock.wait(epoch) {
+        if error.kind != DriverErrorKind::Capturing {
+            pool.device.defer(error);
+        }
+        return false;
+    }
+    finish(pool);
+    true
+}
+
+/// Rung 6: gives back every cached segment of the device. Returns the bytes.
+pub(crate) fn release_all_cached(device: &Device) -> Result<u64> {
+    let mut freed = 0;
+    for pool in &device.pools() {
+        let unused: Vec<_> = pool.core.lock().unused_segments().map(|(number, ..)| (pool, number)).collect();
+        freed += release(&unused)?;
+    }
+    Ok(freed)
+}
+
+/// Gives segments back to the driver, if they are still unused; returns the bytes. A segment that the driver will
+/// not take is cached again.
+fn release(segments: &[(&Arc<StreamPool>, u32)]) -> Result<u64> {
+    let mut freed = 0;
+    for &(pool, number) in segments {
+        let mut core = pool.core.lock();
+        let unused = core.segments.get(number).is_some_and(|segment| {
+            let block = &core.blocks[segment.first];
+            block.state() == State::Free && block.is_whole_segment()
+        });
+        if !unused {
+            continue;
+        }
+        let segment = pool.detach_segment(&mut core, number);
+        drop(core);
+        if let Err(error) = pool.free_segment(&segment) {
+            pool.restore_segment(segment);
+            return Err(Error::Driver(pool.device.noted(error)));
+        }
+        freed += segment.bytes;
+    }
+    Ok(freed)
+}
+
+/// Rung 7: the error with its numbers; the observers hear of it first.
+fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusal) -> Result<T> {
+    let device = &*pool.device;
+    let (allocated, active, split) = crate::allocator::held(device);
+    let (cached, largest_free) = {
+        let core = pool.core.lock();
+        (core.cached_bytes(request.class), core.free[request.class.index()].largest(&core.blocks))
+    };
+    let pending = active - allocated;
+    let cause = match refusal {
+        _ if request.bytes > device.total_bytes => Cause::Device,
+        _ if pending >= request.bytes && device.config.on_pending == OnPending::Fail => Cause::PendingWork,
+        Refusal::Limit if device.limit.is_some_and(|limit| request.bytes > limit) => Cause::Limit,
+        _ if cached >= request.bytes => Cause::Fragmentation,
+        Refusal::Limit => Cause::Limit,
+        // What is in pieces here and what the device has would do together.
+        Refusal::Device => {
+            let free = device.driver.memory_info().map_or(0, |info| info.free_bytes);
+            if cached > 0 && cached + free >= request.bytes { Cause::Fragmentation } else { Cause::Device }
+        }
+    };
+    let report = OutOfMemory {
+        device: device.driver.device(),
+        requested: request.requested,
+        rounded: request.bytes,
+        segment,
+        allocated,
+        reserved: device.reserved(),
+        pending,
+        inactive_split: split,
+        largest_free,
+        device_free: device.driver.memory_info().ok().map(|info| info.free_bytes),
+        device_total: device.total_bytes,
+        limit: device.limit,
+        expandable: device.expandable,
+        cause,
+    };
+    device.ledger.lock().ooms += 1;
+    device.observe(&report);
+    Err(Error::OutOfMemory(Box::new(report)))
+}

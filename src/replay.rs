@@ -1,0 +1,127 @@
+//! Replaying a trace through an allocator, and what that cost.
+
+use crate::driver::{CallCount, StreamHandle};
+use crate::trace::{Event, Trace};
+use crate::{Allocation, CachingAllocator, Error, Stream};
+use std::time::{Duration, Instant};
+
+/// What replaying a trace gave. Peaks are over all passes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// Events of the trace, which is those of one pass.
+    pub events: usize,
+    /// The highest sum of live requested bytes.
+    pub peak_requested: u64,
+    /// The allocator's [`max_memory_allocated`](CachingAllocator::max_memory_allocated).
+    pub peak_allocated: u64,
+    /// The allocator's [`max_memory_reserved`](CachingAllocator::max_memory_reserved).
+    pub peak_reserved: u64,
+    /// Driver allocations tried again after cached memory was given back.
+    pub retries: u64,
+    /// Out-of-memory errors.
+    pub ooms: u64,
+    /// Each pass.
+    pub passes: Vec<Pass>,
+}
+
+/// One pass over the trace. What is live at its end is freed before the next one, which is not counted.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Pass {
+    /// Driver calls and their time.
+    pub driver: CallCount,
+    /// Wall time of the pass's events.
+    pub elapsed: Duration,
+}
+
+impl Report {
+    /// Peak reserved over peak requested; 1 if nothing was requested.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)]
+    pub fn ratio(&self) -> f64 {
+        if self.peak_requested == 0 {
+            return 1.0;
+        }
+        self.peak_reserved as f64 / self.peak_requested as f64
+    }
+}
+
+/// A trace being replayed, pass by pass.
+#[derive(Debug)]
+pub struct Replay<'a> {
+    allocator: &'a CachingAllocator,
+    trace: &'a Trace,
+    streams: Vec<Stream>,
+    /// The live allocations, by number.
+    slots: Vec<Option<Allocation>>,
+    passes: Vec<Pass>,
+}
+
+impl<'a> Replay<'a> {
+    /// Prepares to replay `trace`; its stream number `i` (by first use) is the driver's stream `streams[i]`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] for a handle that is no stream.
+    ///
+    /// # Panics
+    /// If there are fewer handles than streams in the trace.
+    pub fn new(
+        allocator: &'a CachingAllocator,
+        trace: &'a Trace,
+        streams: &[StreamHandle],
+    ) -> Result<Self, Error> {
+        assert!(streams.len() >= trace.streams.len(), "the trace uses {} streams", trace.streams.len());
+        let streams = streams[..trace.streams.len()]
+            .iter()
+            .map(|handle| allocator.stream(*handle))
+            .collect::<Result<Vec<_>, _>>()?;
+        let slots = std::iter::repeat_with(|| None).take(trace.allocations).collect();
+        Ok(Self { allocator, trace, streams, slots, passes: Vec::new() })
+    }
+
+    /// Replays all events once, and then frees what is still live.
+    ///
+    /// # Errors
+    /// What the allocator says; everything is freed then, too.
+    pub fn pass(&mut self) -> Result<&Pass, Error> {
+        let before = self.allocator.driver().calls();
+        let start = Instant::now();
+        let result = self.run();
+        let elapsed = start.elapsed();
+        let driver = self.allocator.driver().calls().since(&before).total();
+        self.slots.iter_mut().for_each(|slot| *slot = None);
+        result?;
+        self.passes.push(Pass { driver, elapsed });
+        Ok(&self.passes[self.passes.len() - 1])
+    }
+
+    fn run(&mut self) -> Result<(), Error> {
+        let mut next = 0;
+        for event in &self.trace.events {
+            match *event {
+                Event::Alloc { bytes, stream } => {
+                    self.slots[next] = Some(self.allocator.alloc(bytes, &self.streams[stream as usize])?);
+                    next += 1;
+                }
+                Event::Free { id } => self.slots[id as usize] = None,
+            }
+        }
+        Ok(())
+    }
+
+    /// What came of it so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let stats = self.allocator.memory_stats();
+        Report {
+            events: self.trace.events.len(),
+            peak_requested: self.trace.peak_requested,
+            peak_allocated: stats.allocated_bytes.all.peak,
+            peak_reserved: stats.reserved_bytes.all.peak,
+            retries: stats.num_alloc_retries,
+            ooms: stats.num_ooms,
+            passes: self.passes.clone(),
+        }
+    }
+}

@@ -1,0 +1,548 @@
+//! Statistics: exact totals and peaks without a lock or a cache line that all streams share.
+//!
+//! Each pool counts under its own lock, in [`PoolStats`]. A peak of the whole device is the maximum of a sum over
+//! pools, which no pool sees. So each pool has, for each counter, a *ceiling*: the sum of all pools' ceilings is at
+//! most the device's peak. While a counter stays at or below its ceiling there can be no new peak, and nobody
+//! else is asked. A pool that rises above it takes the slow path, [`PeakBoard::raise`]: it looks at the other pools
+//! (those whose lock is free: exactly; a busy one counts with its ceiling, which it cannot exceed meanwhile) and
+//! deals the ceilings out anew. A peak is therefore never below the true one, and exact when pools are not in use
+//! at the same moment.
+
+use crate::size::SizeClass;
+use crate::sync::Mutex;
+
+/// The counters that pools keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Allocation,
+    AllocatedBytes,
+    RequestedBytes,
+    Active,
+    ActiveBytes,
+    InactiveSplit,
+    InactiveSplitBytes,
+    OversizeAllocation,
+}
+
+pub(crate) const LANES: usize = 8;
+
+/// One value a counter.
+pub(crate) type Lanes = [i64; LANES];
+
+/// The device's peaks and the ceilings are kept for small, large, and both together.
+pub(crate) const SCOPES: usize = 3;
+const ALL: usize = 2;
+
+/// A pool's counters, under its lock.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolStats {
+    /// By size class. The active lanes are kept only if [`separate_active`](Self::separate_active).
+    current: [Lanes; 2],
+    /// Sum of all increases, by size class. Those of the active lanes are those of the allocated ones.
+    increased: [Lanes; 2],
+    /// By scope; see the module's text.
+    ceiling: [Lanes; SCOPES],
+    /// Whether a free was ever deferred here. Until then active is allocated, and is not counted apart.
+    separate_active: bool,
+}
+
+impl PoolStats {
+    pub(crate) fn new() -> Self {
+        Self {
+            current: [[0; LANES]; 2],
+            increased: [[0; LANES]; 2],
+            ceiling: [[0; LANES]; SCOPES],
+            separate_active: false,
+        }
+    }
+
+    /// Adds to one counter; negative if it is now above a ceiling.
+    #[inline]
+    fn raise(&mut self, class: SizeClass, lane: Lane, by: u64) -> i64 {
+        let (this, other, lane) = (class.index(), 1 - class.index(), lane as usize);
+        let current = self.current[this][lane] + by as i64;
+        self.current[this][lane] = current;
+        self.increased[this][lane] += by as i64;
+        (self.ceiling[this][lane] - current) | (self.ceiling[ALL][lane] - current - self.current[other][lane])
+    }
+
+    #[inline]
+    fn lower(&mut self, class: SizeClass, lane: Lane, by: u64) {
+        self.current[class.index()][lane as usize] -= by as i64;
+    }
+
+    /// Counts a block that is handed out; true if a counter is now above its ceiling, and [`PeakBoard::raise`] is due.
+    #[inline]
+    #[must_use]
+    pub(crate) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) -> bool {
+        let mut room = self.raise(class, Lane::Allocation, 1);
+        room |= self.raise(class, Lane::AllocatedBytes, bytes);
+        room |= self.raise(class, Lane::RequestedBytes, requested);
+        if self.separate_active {
+            room |= self.raise(class, Lane::Active, 1);
+            room |= self.raise(class, Lane::ActiveBytes, bytes);
+        }
+        room < 0
+    }
+
+    /// Counts a block that its user frees and that is cached at once.
+    #[inline]
+    pub(crate) fn free(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+        self.lower(class, Lane::Allocation, 1);
+        self.lower(class, Lane::AllocatedBytes, bytes);
+        self.lower(class, Lane::RequestedBytes, requested);
+        if self.separate_active {
+            self.lower(class, Lane::Active, 1);
+            self.lower(class, Lane::ActiveBytes, bytes);
+        }
+    }
+
+    /// Counts a block that its user frees and that stays active.
+    pub(crate) fn free_requested(&mut self, class: SizeClass, bytes: u64) {
+        if !self.separate_active {
+            for class in 0..2 {
+                self.current[class] = self.currents(class);
+            }
+            self.separate_active = true;
+        }
+        self.lower(class, Lane::Allocation, 1);
+        self.lower(class, Lane::AllocatedBytes, bytes);
+    }
+
+    /// Counts a block that [`free_requested`](Self::free_requested) counted and that is cached now.
+    pub(crate) fn free_completed(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+        self.lower(class, Lane::RequestedBytes, requested);
+        self.lower(class, Lane::Active, 1);
+        self.lower(class, Lane::ActiveBytes, bytes);
+    }
+
+    /// Counts free parts of segments partly in use: `(blocks, bytes)` that became such, and that are no more.
+    #[inline]
+    #[must_use]
+    pub(crate) fn split(&mut self, class: SizeClass, up: (u64, u64), down: (u64, u64)) -> bool {
+        self.lower(class, Lane::InactiveSplit, down.0);
+        self.lower(class, Lane::InactiveSplitBytes, down.1);
+        (self.raise(class, Lane::InactiveSplit, up.0) | self.raise(class, Lane::InactiveSplitBytes, up.1)) < 0
+    }
+
+    /// Counts an oversize block that is handed out.
+    pub(crate) fn hand_out_oversize(&mut self, class: SizeClass) -> bool {
+        self.raise(class, Lane::OversizeAllocation, 1) < 0
+    }
+
+    /// Counts an oversize block that its user frees.
+    pub(crate) fn free_oversize(&mut self, class: SizeClass) {
+        self.lower(class, Lane::OversizeAllocation, 1);
+    }
+
+    /// The counters of a size class.
+    pub(crate) fn currents(&self, class: usize) -> Lanes {
+        self.with_active(self.current[class])
+    }
+
+    /// One counter over both size classes.
+    pub(crate) fn total(&self, lane: Lane) -> i64 {
+        self.scope(ALL)[lane as usize]
+    }
+
+    /// The sums of increases of a size class.
+    fn increases(&self, class: usize) -> Lanes {
+        let mut lanes = self.increased[class];
+        lanes[Lane::Active as usize] = lanes[Lane::Allocation as usize];
+        lanes[Lane::ActiveBytes as usize] = lanes[Lane::AllocatedBytes as usize];
+        lanes
+    }
+
+    fn with_active(&self, mut lanes: Lanes) -> Lanes {
+        if !self.separate_active {
+            lanes[Lane::Active as usize] = lanes[Lane::Allocation as usize];
+            lanes[Lane::ActiveBytes as usize] = lanes[Lane::AllocatedBytes as usize];
+        }
+        lanes
+    }
+
+    fn scope(&self, scope: usize) -> Lanes {
+        if scope != ALL {
+            return self.currents(scope);
+        }
+        let (small, large) = (self.currents(0), self.currents(1));
+        std::array::from_fn(|lane| small[lane] + large[lane])
+    }
+
+    /// Sets the ceilings of a scope. Where active is not counted apart, the ceiling of allocated guards both.
+    fn set_ceiling(&mut self, scope: usize, ceiling: Lanes) {
+        self.ceiling[scope] = ceiling;
+        if !self.separate_active {
+            for (allocated, active) in
+                [(Lane::Allocation, Lane::Active), (Lane::AllocatedBytes, Lane::ActiveBytes)]
+            {
+                let guarded = &mut self.ceiling[scope][allocated as usize];
+                *guarded = (*guarded).min(ceiling[active as usize]);
+            }
+        }
+    }
+}
+
+/// The device's side of the peaks. Locked while a pool's lock is held, never the other way round.
+#[derive(Debug)]
+pub(crate) struct PeakBoard {
+    state: Mutex<BoardState>,
+}
+
+#[derive(Debug)]
+struct BoardState {
+    peak: [Lanes; SCOPES],
+    /// The ceilings of each pool, by the pool's number.
+    granted: Vec<[Lanes; SCOPES]>,
+    /// Totals of pools that are gone.
+    gone: [Lanes; 2],
+    /// What is taken off the running sums: their values at the last reset.
+    increased_base: [Lanes; 2],
+    decreased_base: [Lanes; 2],
+}
+
+/// Gives the board the statistics of pools whose lock it can have at once.
+pub(crate) trait Pools {
+    /// Calls `f` for every pool but number `own`, with its statistics if its lock is free, and keeps each lock
+    /// until all have been visited.
+    fn visit(&self, own: usize, f: &mut dyn FnMut(&mut [(usize, Option<&mut PoolStats>)]));
+}
+
+impl PeakBoard {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::new(BoardState {
+                peak: [[0; LANES]; SCOPES],
+                granted: Vec::new(),
+                gone: [[0; LANES]; 2],
+                increased_base: [[0; LANES]; 2],
+                decreased_base: [[0; LANES]; 2],
+            }),
+        }
+    }
+
+    /// The number of a new pool.
+    pub(crate) fn register(&self) -> usize {
+        let mut state = self.state.lock();
+        state.granted.push([[0; LANES]; SCOPES]);
+        state.granted.len() - 1
+    }
+
+    /// A pool that is empty for good: its sums are kept.
+    pub(crate) fn fold(&self, number: usize, stats: &mut PoolStats) {
+        let mut state = self.state.lock();
+        state.granted[number] = [[0; LANES]; SCOPES];
+        for class in 0..2 {
+            for lane in 0..LANES {
+                debug_assert_eq!(stats.current[class][lane], 0);
+                state.gone[class][lane] += stats.increases(class)[lane];
+            }
+        }
+        *stats = PoolStats::new();
+    }
+
+    /// Raises the peaks to what pool `own` now makes of them, and deals out the ceilings.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn raise(&self, own: usize, stats: &mut PoolStats, pools: &dyn Pools) {
+        let mut state = self.state.lock();
+        if state.granted.len() == 1 {
+            for scope in 0..SCOPES {
+                let current = stats.scope(scope);
+                for lane in 0..LANES {
+                    state.peak[scope][lane] = state.peak[scope][lane].max(current[lane]);
+                }
+            }
+            for scope in 0..SCOPES {
+                stats.set_ceiling(scope, state.peak[scope]);
+            }
+            state.granted[own] = state.peak;
+            return;
+        }
+        pools.visit(own, &mut |others| state.deal(own, stats, others));
+    }
+
+    /// Starts the peaks anew from what is current. All pools' statistics, locked by the caller, by number.
+    pub(crate) fn reset_peaks(&self, pools: &mut [(usize, &mut PoolStats)]) {
+        let mut state = self.state.lock();
+        for scope in 0..SCOPES {
+            let mut sum = [0; LANES];
+            for (number, stats) in pools.iter_mut() {
+                let current = stats.scope(scope);
+                stats.set_ceiling(scope, current);
+                state.granted[*number][scope] = current;
+                for lane in 0..LANES {
+                    sum[lane] += current[lane];
+                }
+            }
+            state.peak[scope] = sum;
+        }
+    }
+
+    /// Starts the running sums anew. All pools' statistics, locked by the caller.
+    pub(crate) fn reset_accumulated(&self, pools: &[(usize, &PoolStats)]) {
+        let mut state = self.state.lock();
+        let (increased, decreased, _) = state.sums(pools);
+        state.increased_base = increased;
+        state.decreased_base = decreased;
+    }
+
+    /// The device's figures. All pools' statistics, locked by the caller.
+    pub(crate) fn read(&self, pools: &[(usize, &PoolStats)]) -> [[Stat; SCOPES]; LANES] {
+        let state = self.state.lock();
+        let (increased, decreased, current) = state.sums(pools);
+        std::array::from_fn(|lane| {
+            let class = |class: usize| Stat {
+                current: count(current[class][lane]),
+                peak: count(state.peak[class][lane]),
+                allocated: count(increased[class][lane] - state.increased_base[class][lane]),
+                freed: count(decreased[class][lane] - state.decreased_base[class][lane]),
+            };
+            let (small, large) = (class(0), class(1));
+            let all = Stat {
+                current: small.current + large.current,
+                peak: count(state.peak[ALL][lane]),
+                allocated: small.allocated + large.allocated,
+                freed: small.freed + large.freed,
+            };
+            [all, large, small]
+        })
+    }
+}
+
+/// A counter as the positive number that it is.
+fn count(value: i64) -> u64 {
+    debug_assert!(value >= 0, "a counter fell below zero");
+    u64::try_from(value).unwrap_or(0)
+}
+
+impl BoardState {
+    fn deal(&mut self, own: usize, stats: &mut PoolStats, others: &mut [(usize, Option<&mut PoolStats>)]) {
+        let sharers = 1 + others.iter().filter(|(_, stats)| stats.is_some()).count() as i64;
+        for scope in 0..SCOPES {
+            let current = stats.scope(scope);
+            // What the pools that can be seen hold, and what the others may.
+            let mut seen = current;
+            let mut unseen = [0; LANES];
+            for (number, other) in others.iter() {
+                let (sum, part) = match other {
+                    Some(other) => (&mut seen, other.scope(scope)),
+                    None => (&mut unseen, self.granted[*number][scope]),
+                };
+                for lane in 0..LANES {
+                    sum[lane] += part[lane];
+                }
+            }
+            let mut share = [0; LANES];
+            let mut own_share = [0; LANES];
+            for lane in 0..LANES {
+                let peak = &mut self.peak[scope][lane];
+                *peak = (*peak).max(seen[lane] + unseen[lane]);
+                let room = *peak - seen[lane] - unseen[lane];
+                share[lane] = room / sharers;
+                own_share[lane] = room - share[lane] * (sharers - 1);
+            }
+            for (number, other) in others.iter_mut() {
+                if let Some(other) = other {
+                    let current = other.scope(scope);
+                    let ceiling = std::array::from_fn(|lane| current[lane] + share[lane]);
+                    other.set_ceiling(scope, ceiling);
+                    self.granted[*number][scope] = ceiling;
+                }
+            }
+            let ceiling = std::array::from_fn(|lane| current[lane] + own_share[lane]);
+            stats.set_ceiling(scope, ceiling);
+            self.granted[own][scope] = ceiling;
+        }
+    }
+
+    /// Sums over all pools: increases, decreases, currents.
+    fn sums(&self, pools: &[(usize, &PoolStats)]) -> ([Lanes; 2], [Lanes; 2], [Lanes; 2]) {
+        let mut increased = self.gone;
+        let mut current = [[0; LANES]; 2];
+        for (_, stats) in pools {
+            for class in 0..2 {
+                let (increases, currents) = (stats.increases(class), stats.currents(class));
+                for lane in 0..LANES {
+                    increased[class][lane] += increases[lane];
+                    current[class][lane] += currents[lane];
+                }
+            }
+        }
+        let decreased =
+            std::array::from_fn(|class| std::array::from_fn(|lane| increased[class][lane] - current[class][lane]));
+        (increased, decreased, current)
+    }
+}
+
+/// One counter: its value, its highest value since the last reset, and the sums of its increases and decreases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Now.
+    pub current: u64,
+    /// The highest value since [`reset_peak_memory_stats`](crate::CachingAllocator::reset_peak_memory_stats).
+    pub peak: u64,
+    /// Sum of increases since
+    /// [`reset_accumulated_memory_stats`](crate::CachingAllocator::reset_accumulated_memory_stats).
+    pub allocated: u64,
+    /// Sum of decreases, likewise.
+    pub freed: u64,
+}
+
+impl Stat {
+    pub(crate) fn increase(&mut self, by: u64) {
+        self.current += by;
+        self.allocated += by;
+        self.peak = self.peak.max(self.current);
+    }
+
+    pub(crate) fn decrease(&mut self, by: u64) {
+        self.current = self.current.checked_sub(by).unwrap_or_else(|| {
+            debug_assert!(false, "a counter fell below zero");
+            0
+        });
+        self.freed += by;
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.peak = self.current;
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        self.allocated = 0;
+        self.freed = 0;
+    }
+}
+
+/// One counter of the device: over all, and by size class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatArray {
+    /// Small and large pools together.
+    pub all: Stat,
+    /// The large pools.
+    pub large_pool: Stat,
+    /// The small pools.
+    pub small_pool: Stat,
+}
+
+impl StatArray {
+    pub(crate) fn from_scopes([all, large_pool, small_pool]: [Stat; SCOPES]) -> Self {
+        Self { all, large_pool, small_pool }
+    }
+
+    fn of_class(&mut self, class: SizeClass) -> &mut Stat {
+        match class {
+            SizeClass::Small => &mut self.small_pool,
+            SizeClass::Large => &mut self.large_pool,
+        }
+    }
+
+    pub(crate) fn increase(&mut self, class: SizeClass, by: u64) {
+        self.all.increase(by);
+        self.of_class(class).increase(by);
+    }
+
+    pub(crate) fn decrease(&mut self, class: SizeClass, by: u64) {
+        self.all.decrease(by);
+        self.of_class(class).decrease(by);
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        [&mut self.all, &mut self.large_pool, &mut self.small_pool].into_iter().for_each(Stat::reset_peak);
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        [&mut self.all, &mut self.large_pool, &mut self.small_pool].into_iter().for_each(Stat::reset_accumulated);
+    }
+}
+
+/// All statistics of an allocator, with the meaning of PyTorch's `torch.cuda.memory_stats()`. Bytes or counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// Blocks held by users.
+    pub allocation: StatArray,
+    /// Bytes of those blocks.
+    pub allocated_bytes: StatArray,
+    /// Bytes that users asked for, before rounding.
+    pub requested_bytes: StatArray,
+    /// Blocks held by users or by queued work.
+    pub active: StatArray,
+    /// Bytes of those blocks.
+    pub active_bytes: StatArray,
+    /// Segments reserved from the driver (fixed ones; an expandable range counts as none, as in PyTorch).
+    pub segment: StatArray,
+    /// Bytes reserved from the driver.
+    pub reserved_bytes: StatArray,
+    /// Free blocks of segments that are partly in use, which cannot be given back.
+    pub inactive_split: StatArray,
+    /// Bytes of those blocks.
+    pub inactive_split_bytes: StatArray,
+    /// Blocks at or above `max_split_size`.
+    pub oversize_allocations: Stat,
+    /// Segments at or above `max_split_size`.
+    pub oversize_segments: Stat,
+    /// Driver allocations tried again after cached memory was given back.
+    pub num_alloc_retries: u64,
+    /// Out-of-memory errors given to users.
+    pub num_ooms: u64,
+    /// Times the host waited for pending frees.
+    pub num_sync_all_streams: u64,
+    /// Driver allocations (and maps) that succeeded.
+    pub num_device_alloc: u64,
+    /// Driver frees (and unmaps).
+    pub num_device_free: u64,
+    /// `max_split_size` in bytes; -1 if there is none.
+    pub max_split_size: i64,
+}
+
+impl MemoryStats {
+    /// Every figure under PyTorch's dotted key (`allocated_bytes.all.peak`), sorted by key.
+    #[must_use]
+    pub fn to_map(&self) -> std::collections::BTreeMap<String, i64> {
+        let mut map = std::collections::BTreeMap::new();
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let mut put = |prefix: String, stat: &Stat| {
+            for (name, value) in [
+                ("current", stat.current),
+                ("peak", stat.peak),
+                ("allocated", stat.allocated),
+                ("freed", stat.freed),
+            ] {
+                map.insert(format!("{prefix}.{name}"), signed(value));
+            }
+        };
+        for (name, array) in self.arrays() {
+            put(format!("{name}.all"), &array.all);
+            put(format!("{name}.large_pool"), &array.large_pool);
+            put(format!("{name}.small_pool"), &array.small_pool);
+        }
+        put("oversize_allocations".to_owned(), &self.oversize_allocations);
+        put("oversize_segments".to_owned(), &self.oversize_segments);
+        for (name, value) in [
+            ("num_alloc_retries", signed(self.num_alloc_retries)),
+            ("num_ooms", signed(self.num_ooms)),
+            ("num_sync_all_streams", signed(self.num_sync_all_streams)),
+            ("num_device_alloc", signed(self.num_device_alloc)),
+            ("num_device_free", signed(self.num_device_free)),
+            ("max_split_size", self.max_split_size),
+        ] {
+            map.insert(name.to_owned(), value);
+        }
+        map
+    }
+
+    fn arrays(&self) -> [(&'static str, &StatArray); 9] {
+        [
+            ("allocation", &self.allocation),
+            ("allocated_bytes", &self.allocated_bytes),
+            ("requested_bytes", &self.requested_bytes),
+            ("active", &self.active),
+            ("active_bytes", &self.active_bytes),
+            ("segment", &self.segment),
+            ("reserved_bytes", &self.reserved_bytes),
+            ("inactive_split", &self.inactive_split),
+            ("inactive_split_bytes", &self.inactive_split_bytes),
+        ]
+    }
+}
