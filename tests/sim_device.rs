@@ -88,7 +88,7 @@ fn a_page_mapped_twice_is_seen_twice() {
 #[test]
 fn a_race_through_an_alias_is_seen() {
     let device = device(64);
-    let [s1, s2] = [device.create_stream().unwrap(), device.create_stream().unwrap()];
+    let [s1, s2] = [device.create_stream(), device.create_stream()];
     let range = device.reserve_addresses(2 * PAGE).unwrap();
     let pages = mapped(&device, range, PAGE);
     device.map(after(range, PAGE), PAGE, pages).unwrap();
@@ -290,7 +290,7 @@ fn work_needs_access() {
 #[test]
 fn unmapping_under_work_is_caught_and_does_not_wait() {
     let device = device(64);
-    let stream = device.create_stream().unwrap();
+    let stream = device.create_stream();
     let range = device.reserve_addresses(2 * PAGE).unwrap();
     mapped(&device, range, PAGE);
     mapped(&device, after(range, PAGE), PAGE);
@@ -308,7 +308,7 @@ fn unmapping_under_work_is_caught_and_does_not_wait() {
 fn a_plain_free_waits_for_the_whole_device() {
     let device = device(64);
     let [a, b] = [device.alloc(MIB).unwrap(), device.alloc(MIB).unwrap()];
-    let stream = device.create_stream().unwrap();
+    let stream = device.create_stream();
     device.launch(stream, Work::writing(a, MIB).lasting(7_000_000)).unwrap();
     device.launch(StreamHandle::DEFAULT, Work::reading(b, MIB)).unwrap();
     let before = device.now_nanos();
@@ -341,7 +341,7 @@ fn leaks_are_listed() {
 fn races_are_caught_unless_ordered() {
     let device = device(64);
     let ptr = device.alloc(MIB).unwrap();
-    let [s1, s2, s3] = std::array::from_fn(|_| device.create_stream().unwrap());
+    let [s1, s2, s3] = std::array::from_fn(|_| device.create_stream());
     let key = |handle| device.stream_key(handle).unwrap();
     device.launch(s1, Work::reading(ptr, 100)).unwrap();
     device.launch(s2, Work::reading(ptr, 100)).unwrap();
@@ -371,7 +371,7 @@ fn races_are_caught_unless_ordered() {
 #[test]
 fn events_stand_for_what_was_queued_before() {
     let device = device(64);
-    let stream = device.create_stream().unwrap();
+    let stream = device.create_stream();
     let key = device.stream_key(stream).unwrap();
     let event = device.create_event().unwrap();
     assert!(device.query_event(event).unwrap(), "never recorded");
@@ -400,7 +400,7 @@ fn events_stand_for_what_was_queued_before() {
 #[test]
 fn timed_work_ends_on_the_virtual_clock() {
     let device = SimDriver::builder().cost_model(CostModel::free_of_charge()).build();
-    let [s1, s2] = [device.create_stream().unwrap(), device.create_stream().unwrap()];
+    let [s1, s2] = [device.create_stream(), device.create_stream()];
     let event = device.create_event().unwrap();
     device.launch(s1, Work::new().lasting(100)).unwrap();
     device.record_event(event, device.stream_key(s1).unwrap()).unwrap();
@@ -437,14 +437,14 @@ fn filling_work_writes_when_it_ends() {
 #[test]
 fn handles_are_recycled_and_identities_are_not() {
     let device = device(64);
-    let old = device.create_stream().unwrap();
+    let old = device.create_stream();
     let old_key = device.stream_key(old).unwrap();
     let event = device.create_event().unwrap();
     let ptr = device.alloc(MIB).unwrap();
     device.launch(old, Work::writing(ptr, MIB)).unwrap();
     device.record_event(event, old_key).unwrap();
     device.destroy_stream(old).unwrap();
-    let new = device.create_stream().unwrap();
+    let new = device.create_stream();
     let new_key = device.stream_key(new).unwrap();
     assert_eq!(new, old);
     assert_ne!(new_key, old_key);
@@ -498,7 +498,7 @@ fn default_streams() {
 fn a_capture_collects_work_and_forbids_waiting() {
     let device = device(64);
     let ptr = device.alloc(MIB).unwrap();
-    let stream = device.create_stream().unwrap();
+    let stream = device.create_stream();
     let key = device.stream_key(stream).unwrap();
     device.begin_capture(stream, CaptureMode::ThreadLocal).unwrap();
     assert!(device.is_capturing(key).unwrap());
@@ -535,7 +535,7 @@ fn a_capture_collects_work_and_forbids_waiting() {
 #[test]
 fn a_capture_spreads_over_streams_and_minds_its_mode() {
     let device = device(64);
-    let [origin, side] = [device.create_stream().unwrap(), device.create_stream().unwrap()];
+    let [origin, side] = [device.create_stream(), device.create_stream()];
     let key = |handle| device.stream_key(handle).unwrap();
     let [fork, outside] = [device.create_event().unwrap(), device.create_event().unwrap()];
     device.begin_capture(origin, CaptureMode::Relaxed).unwrap();
@@ -769,7 +769,9 @@ fn threads_share_a_device() {
                 for _ in 0..200 {
                     let ptr = device.alloc(PAGE).unwrap();
                     device.fill(ptr, 10_000, mark).unwrap();
-                    assert!(device.with_bytes(ptr, 10_000, |bytes| bytes.iter().all(|&byte| byte == mark)).unwrap());
+                    assert!(
+                        device.with_bytes(ptr, 10_000, |bytes| bytes.iter().all(|&byte| byte == mark)).unwrap()
+                    );
                     device.free(ptr).unwrap();
                 }
             });

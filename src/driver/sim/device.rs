@@ -13,7 +13,7 @@ impl SimDriver {
     /// Makes one driver call: counts it, lets it fail if it must, charges it, records it.
     ///
     /// `body` notes in the subject what the call answers.
-    pub(super) fn call<T>(
+    fn call<T>(
         &self,
         call: Call,
         mut subject: Subject,
@@ -215,11 +215,11 @@ impl Driver for SimDriver {
     }
 
     fn alloc_host(&self, bytes: u64) -> Result<HostPtr> {
-        self.call(Call::HostAlloc, size(bytes), |state, _| state.alloc_host(bytes))
+        self.call(Call::HostAlloc, size(bytes), |state, _| state.host.alloc(bytes))
     }
 
     fn free_host(&self, ptr: HostPtr) -> Result<()> {
-        let bytes = if self.is_forked() { 0 } else { self.state.lock().host_size(ptr) };
+        let bytes = if self.is_forked() { 0 } else { self.state.lock().host.size(ptr).unwrap_or(0) };
         self.call(Call::HostFree, size(bytes), |state, _| {
             state.captures.forbid("host memory was freed during a capture")?;
             state.free_host(ptr)

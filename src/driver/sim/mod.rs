@@ -21,7 +21,7 @@
 //! use vramalloc::driver::{Driver, sim::{SimDriver, Work}};
 //!
 //! let device = SimDriver::builder().capacity(64 << 20).build();
-//! let stream = device.create_stream()?;
+//! let stream = device.create_stream();
 //! let ptr = device.alloc(1 << 20)?;
 //! device.write(ptr, b"hello")?;
 //!
@@ -47,6 +47,7 @@ mod cost;
 mod device;
 mod events;
 mod fault;
+mod host;
 mod log;
 mod memory;
 mod oracle;
@@ -64,6 +65,7 @@ pub use oracle::{Leaks, Violation};
 pub use work::{StreamRef, Work};
 
 use super::{CallMeter, DriverErrorKind};
+use crate::process::{forks, watch_forks};
 use crate::sync::Mutex;
 use builder::Machine;
 use state::State;
@@ -74,14 +76,15 @@ use std::sync::Arc;
 pub struct SimDriver {
     options: SimBuilder,
     machine: Arc<Machine>,
-    process: u32,
+    /// How often the process was forked when the device was made.
+    forks: u64,
     meter: CallMeter,
     state: Mutex<State>,
 }
 
 impl fmt::Debug for SimDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { options, machine: _, process: _, meter: _, state: _ } = self;
+        let Self { options, machine: _, forks: _, meter: _, state: _ } = self;
         f.debug_struct("SimDriver").field("options", options).finish_non_exhaustive()
     }
 }
@@ -95,12 +98,12 @@ impl SimDriver {
 
     fn new(options: SimBuilder, machine: Arc<Machine>, devices: u64) -> Self {
         let state = Mutex::new(State::new(&options, devices));
-        Self { options, machine, process: std::process::id(), meter: CallMeter::new(), state }
+        Self { options, machine, forks: watch_forks(), meter: CallMeter::new(), state }
     }
 
     /// Whether this process is a fork of the one that made the device.
     fn is_forked(&self) -> bool {
-        std::process::id() != self.process
+        forks() != self.forks
     }
 
     /// Makes another tenant of the device hold so many bytes.

@@ -1,4 +1,4 @@
-//! The device's memory as its driver manages it: addresses, physical memory, host memory.
+//! The device's memory as its driver manages it: addresses and what is behind them.
 
 use super::address::{AddressSpace, Mapping};
 use super::builder::SimBuilder;
@@ -6,6 +6,7 @@ use super::capture::Captures;
 use super::cost::CostModel;
 use super::events::Events;
 use super::fault::FaultPlan;
+use super::host::HostMemory;
 use super::log::CallLog;
 use super::memory::{Extent, PhysicalMemory};
 use super::oracle::{Leaks, Oracle, Refusal, Violation};
@@ -15,9 +16,6 @@ use rustc_hash::FxHashMap;
 
 /// Beyond what a processor can address, so that a device address used on the host crashes.
 const ADDRESS_BASE: u64 = 0x7_0000_0000_0000;
-
-/// Page-locked memory starts at a multiple of this.
-const HOST_ALIGNMENT: usize = 4096;
 
 /// Bits of an event's, stream's or memory's number that say which device it is of.
 const DEVICE_SHIFT: u32 = 40;
@@ -40,10 +38,7 @@ pub(super) struct State {
     capacity: u64,
     page_bytes: u64,
     pub(super) foreign_bytes: u64,
-    host_limit: u64,
-    host_bytes: u64,
-    /// Page-locked memory by its address: what holds it, and its size.
-    host: FxHashMap<u64, (Vec<u8>, u64)>,
+    pub(super) host: HostMemory,
     physical: PhysicalMemory,
     handles: FxHashMap<u64, Handle>,
     addresses: AddressSpace,
@@ -70,9 +65,7 @@ impl State {
             capacity: options.capacity,
             page_bytes: options.page_bytes,
             foreign_bytes: options.foreign_bytes,
-            host_limit: options.host_limit,
-            host_bytes: 0,
-            host: FxHashMap::default(),
+            host: HostMemory::new(options.host_limit),
             physical: PhysicalMemory::new(usable, numbers + 1, options.backing),
             handles: FxHashMap::default(),
             addresses: AddressSpace::new(base, options.address_budget, options.page_bytes),
@@ -231,7 +224,7 @@ impl State {
         for (stream, op) in self.timeline.unfinished() {
             let touched =
                 |(start, bytes): &(DevicePtr, u64)| range.overlaps(Extent { start: start.0, bytes: *bytes });
-            if let Some((used, len)) = op.ranges().find(touched) {
+            if let Some((used, len)) = op.work.ranges().find(touched) {
                 let handle = self.timeline.stream(stream).map_or(0, |stream| stream.handle.0);
                 let what = format!("unfinished work on stream {handle:#x} still touches [{used}, +{len})");
                 return Err(Refusal::unnoticed(what));
@@ -263,38 +256,14 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn alloc_host(&mut self, bytes: u64) -> Result<HostPtr, Refusal> {
-        if bytes == 0 {
-            return Err(Refusal::invalid("an allocation of 0 bytes"));
-        }
-        let none = || Refusal::honest(DriverErrorKind::OutOfMemory, "no host memory is left");
-        let total =
-            self.host_bytes.checked_add(bytes).filter(|total| *total <= self.host_limit).ok_or_else(none)?;
-        let size =
-            usize::try_from(bytes).ok().and_then(|size| size.checked_add(HOST_ALIGNMENT)).ok_or_else(none)?;
-        // Asks first, since `vec!` ends the process where this answers; and `vec!` commits nothing until used.
-        Vec::<u8>::new().try_reserve_exact(size).map_err(|_| none())?;
-        let mut memory = vec![0u8; size];
-        let address = memory.as_mut_ptr().expose_provenance().next_multiple_of(HOST_ALIGNMENT) as u64;
-        self.host.insert(address, (memory, bytes));
-        self.host_bytes = total;
-        Ok(HostPtr(address))
-    }
-
     pub(super) fn free_host(&mut self, ptr: HostPtr) -> Result<(), Refusal> {
-        if !self.host.contains_key(&ptr.0) {
+        if self.host.size(ptr).is_none() {
             return Err(Refusal::invalid("not page-locked host memory, or no longer"));
         }
         let everything = self.timeline.everything();
         self.wait(&everything);
-        if let Some((_, bytes)) = self.host.remove(&ptr.0) {
-            self.host_bytes -= bytes;
-        }
+        self.host.free(ptr);
         Ok(())
-    }
-
-    pub(super) fn host_size(&self, ptr: HostPtr) -> u64 {
-        self.host.get(&ptr.0).map_or(0, |entry| entry.1)
     }
 
     /// The bytes of a handle, for the cost of giving it back.

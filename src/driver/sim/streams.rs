@@ -3,26 +3,18 @@
 use super::SimDriver;
 use super::bytes::note;
 use super::capture::{CaptureMode, Graph};
-use super::log::Subject;
 use super::oracle::Violation;
 use super::state::State;
 use super::work::{StreamRef, Work};
 use crate::driver::{Call, Driver, DriverError, DriverErrorKind, Result as DriverResult, StreamHandle, StreamKey};
 
-/// Streams and time. Apart from [`create_stream`](Self::create_stream) these are not driver calls but what the
+/// Streams and time. None of these is a driver call of [`Driver`](crate::driver::Driver): they are what the
 /// program around the allocator does, and are neither logged nor charged.
 impl SimDriver {
-    /// Creates a stream (`cuStreamCreate`, non-blocking). Its handle may be that of a destroyed one, its identity
-    /// never is.
-    ///
-    /// # Errors
-    /// Only if the device is unusable, or told to fail.
-    pub fn create_stream(&self) -> DriverResult<StreamHandle> {
-        self.call(Call::StreamCreate, Subject::default(), |state, subject| {
-            let handle = state.timeline.create_stream();
-            subject.stream = Some(handle);
-            Ok(handle)
-        })
+    /// Creates a stream. Its handle may be that of a destroyed one, its identity never is.
+    #[must_use]
+    pub fn create_stream(&self) -> StreamHandle {
+        self.state.lock().timeline.create_stream()
     }
 
     /// Destroys a stream. What is queued on it goes on; [`complete`](Self::complete) reaches it by its
@@ -188,12 +180,11 @@ impl State {
         }
         if let Some((other, op)) = self.timeline.race(key.id, &pieces) {
             let handle = self.timeline.stream(other).map_or(0, |stream| stream.handle.0);
-            let name = |ranges: Vec<_>| format!("{ranges:?}");
+            let (own, theirs): (Vec<_>, Vec<_>) = (work.ranges().collect(), op.work.ranges().collect());
             return Err(Violation(format!(
-                "race: work on stream {:#x} over {} is not ordered after unfinished work on stream {handle:#x} over {}",
+                "race: work on stream {:#x} over {own:?} is not ordered after unfinished work \
+                 on stream {handle:#x} over {theirs:?}",
                 key.handle.0,
-                name(work.reads.iter().chain(&work.writes).copied().collect()),
-                name(op.ranges().collect()),
             )));
         }
         self.timeline.enqueue(key.id, work, pieces);

@@ -5,7 +5,7 @@
 
 use super::memory::Extent;
 use super::work::Work;
-use crate::driver::{DevicePtr, StreamHandle, StreamKey};
+use crate::driver::{StreamHandle, StreamKey};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,10 +50,6 @@ pub(super) struct Op {
 impl Op {
     fn ends_at(&self) -> Option<u64> {
         Some(self.started_at?.saturating_add(self.work.nanos?))
-    }
-
-    pub(super) fn ranges(&self) -> impl Iterator<Item = (DevicePtr, u64)> + '_ {
-        self.work.reads.iter().chain(&self.work.writes).copied()
     }
 }
 

@@ -60,6 +60,11 @@ impl Work {
         self.fill = Some(byte);
         self
     }
+
+    /// All that it touches.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (DevicePtr, u64)> + '_ {
+        self.reads.iter().chain(&self.writes).copied()
+    }
 }
 
 /// A stream, by its handle as the calling thread sees it or by its identity.
