@@ -99,7 +99,7 @@ impl OpenDevice {
             Self::Cuda(driver) => driver
                 .create_stream()
                 .map_err(|error| DriverError::with_detail(Call::StreamCreate, error.kind, error.detail)),
-            Self::Sim(driver) => driver.create_stream(),
+            Self::Sim(driver) => Ok(driver.create_stream()),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::state::State;
 use super::work::{StreamRef, Work};
 use crate::driver::{Call, Driver, DriverError, DriverErrorKind, Result as DriverResult, StreamHandle, StreamKey};
 
-/// Streams and time. None of these is a driver call of [`Driver`](crate::driver::Driver): they are what the
+/// Streams and time. None of these is a driver call of [`Driver`]: they are what the
 /// program around the allocator does, and are neither logged nor charged.
 impl SimDriver {
     /// Creates a stream. Its handle may be that of a destroyed one, its identity never is.
