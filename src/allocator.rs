@@ -106,7 +106,7 @@ impl CachingAllocator {
         }
         let key = device.checked(device.driver.stream_key(handle))?;
         if let Some(pool) = self.inner.streams.read().get(&key.id) {
-            return Ok(Stream { pool: Arc::clone(pool), keep: None });
+            return Ok(Stream { pool: Arc::clone(pool), _keep: None });
         }
         self.reap();
         let mut streams = self.inner.streams.write();
@@ -114,7 +114,7 @@ impl CachingAllocator {
             let thread = (handle == StreamHandle::PER_THREAD_DEFAULT).then(|| std::thread::current().id());
             StreamPool::new(device, StreamKey { handle, ..key }, thread)
         });
-        Ok(Stream { pool: Arc::clone(pool), keep: None })
+        Ok(Stream { pool: Arc::clone(pool), _keep: None })
     }
 
     /// The device's (legacy) default stream.
@@ -617,7 +617,7 @@ impl Allocation {
     /// The stream that it was allocated on.
     #[must_use]
     pub fn stream(&self) -> Stream {
-        Stream { pool: Arc::clone(&self.pool), keep: None }
+        Stream { pool: Arc::clone(&self.pool), _keep: None }
     }
 
     /// Announces that work on `stream` uses this memory: once freed, it is not reused before what is queued on

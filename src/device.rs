@@ -6,7 +6,7 @@ use crate::error::{Error, OutOfMemory, Result};
 use crate::event::EventPool;
 use crate::process::{self, Latch};
 use crate::size::SizeClass;
-use crate::stats::{PeakBoard, PoolStats, Pools, Stat, StatArray};
+use crate::stats::{PeakBoard, Pools, Stat, StatArray, Visited};
 use crate::stream::StreamPool;
 use crate::sync::{Mutex, RwLock};
 use std::sync::{Arc, Weak};
@@ -229,7 +229,7 @@ impl Device {
 }
 
 impl Pools for Device {
-    fn visit(&self, own: usize, f: &mut dyn FnMut(&mut [(usize, Option<&mut PoolStats>)])) {
+    fn visit(&self, own: usize, f: &mut dyn FnMut(&mut [Visited<'_>])) {
         let pools = self.pools.read();
         let others: Vec<(usize, Arc<StreamPool>)> = pools
             .iter()

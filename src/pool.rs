@@ -123,10 +123,11 @@ impl PoolCore {
     }
 
     /// Hands out the best cached block for the request, if there is one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, request: &Request) -> Option<Taken> {
         self.searches = self.searches.wrapping_add(1);
-        let id = self.free[request.class.index()].find(&self.blocks, request.padded_bytes())?;
+        let free = &mut self.free[request.class.index()];
+        let (id, bin) = free.find(&self.blocks, request.padded_bytes())?;
         let size = self.blocks[id].size;
         if request.bytes < self.rules.max_split {
             if size >= self.rules.max_split {
@@ -135,12 +136,12 @@ impl PoolCore {
         } else if size >= request.padded_bytes().saturating_add(self.rules.non_split_slack) {
             return None;
         }
-        self.free[request.class.index()].remove(&mut self.blocks, id);
+        free.take(&mut self.blocks, id, bin);
         Some(self.carve(id, request))
     }
 
     /// Cuts the request out of a block that is not in the free index (free or claimed), and hands it out.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn carve(&mut self, id: BlockId, request: &Request) -> Taken {
         let mut raised = false;
         let id = if request.alignment > MIN_BLOCK_BYTES { self.cut_front(id, request, &mut raised) } else { id };
@@ -160,12 +161,11 @@ impl PoolCore {
             whole
         };
         if self.rules.counts_inactive_split && (part || split) {
-            let (up, down) = match (part, split) {
-                (false, _) => ((1, remainder), (0, 0)),
-                (true, true) => ((0, 0), (0, size)),
-                (true, false) => ((0, 0), (1, whole)),
-            };
-            raised |= self.stats.split(request.class, up, down);
+            match (part, split) {
+                (false, _) => raised |= self.stats.split_appears(request.class, 1, remainder),
+                (true, true) => self.stats.split_goes(request.class, 0, size),
+                (true, false) => self.stats.split_goes(request.class, 1, whole),
+            }
         }
         if self.rules.is_oversize(size) {
             raised |= self.stats.hand_out_oversize(request.class);
@@ -176,7 +176,7 @@ impl PoolCore {
     }
 
     /// A new free block behind `id`.
-    #[inline]
+    #[inline(always)]
     fn split_off(&mut self, id: BlockId, addr: u64, size: u64, segment: u32, epoch: u64, class: SizeClass) {
         let rest = self.blocks.insert(addr, size, segment, class);
         self.blocks.link_after(id, rest);
@@ -211,14 +211,14 @@ impl PoolCore {
         self.blocks[rest].epoch = epoch;
         if self.rules.counts_inactive_split {
             // From here on both parts count as free parts; `carve` takes the rest from that.
-            let up = if part { (1, 0) } else { (2, size) };
-            *raised |= self.stats.split(request.class, up, (0, 0));
+            let (blocks, bytes) = if part { (1, 0) } else { (2, size) };
+            *raised |= self.stats.split_appears(request.class, blocks, bytes);
         }
         rest
     }
 
     /// Frees a live block that only its own stream used; true if the peaks are to be raised.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn free_now(&mut self, id: BlockId, epoch: u64) -> bool {
         let block = &mut self.blocks[id];
         let (size, requested, class) = (block.size, block.requested, block.class);
@@ -231,7 +231,7 @@ impl PoolCore {
     }
 
     /// Puts a live or pending block back into the free index, merged with its free neighbours.
-    #[inline]
+    #[inline(always)]
     fn cache(&mut self, id: BlockId, class: SizeClass) -> bool {
         self.held -= 1;
         let block = &mut self.blocks[id];
@@ -241,14 +241,14 @@ impl PoolCore {
         if !self.rules.counts_inactive_split {
             return false;
         }
+        self.stats.split_goes(class, merged.0, merged.1);
         let block = &self.blocks[id];
-        let up = if block.is_whole_segment() { (0, 0) } else { (1, block.size) };
-        self.stats.split(class, up, merged)
+        !block.is_whole_segment() && self.stats.split_appears(class, 1, block.size)
     }
 
     /// Merges a free block that is not in the index with its free neighbours, and inserts the result. Returns it
     /// with the number and bytes of the neighbours merged.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn coalesce(&mut self, mut id: BlockId, class: SizeClass) -> (BlockId, (u64, u64)) {
         let mut merged = (0, 0);
         let free = &mut self.free[class.index()];

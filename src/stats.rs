@@ -57,7 +57,7 @@ impl PoolStats {
     }
 
     /// Adds to one counter; negative if it is now above a ceiling.
-    #[inline]
+    #[inline(always)]
     fn raise(&mut self, class: SizeClass, lane: Lane, by: u64) -> i64 {
         let (this, other, lane) = (class.index(), 1 - class.index(), lane as usize);
         let current = self.current[this][lane] + by as i64;
@@ -66,13 +66,13 @@ impl PoolStats {
         (self.ceiling[this][lane] - current) | (self.ceiling[ALL][lane] - current - self.current[other][lane])
     }
 
-    #[inline]
+    #[inline(always)]
     fn lower(&mut self, class: SizeClass, lane: Lane, by: u64) {
         self.current[class.index()][lane as usize] -= by as i64;
     }
 
     /// Counts a block that is handed out; true if a counter is now above its ceiling, and [`PeakBoard::raise`] is due.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub(crate) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) -> bool {
         let mut room = self.raise(class, Lane::Allocation, 1);
@@ -86,7 +86,7 @@ impl PoolStats {
     }
 
     /// Counts a block that its user frees and that is cached at once.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn free(&mut self, class: SizeClass, bytes: u64, requested: u64) {
         self.lower(class, Lane::Allocation, 1);
         self.lower(class, Lane::AllocatedBytes, bytes);
@@ -116,13 +116,18 @@ impl PoolStats {
         self.lower(class, Lane::ActiveBytes, bytes);
     }
 
-    /// Counts free parts of segments partly in use: `(blocks, bytes)` that became such, and that are no more.
-    #[inline]
+    /// Counts free parts of segments partly in use.
+    #[inline(always)]
     #[must_use]
-    pub(crate) fn split(&mut self, class: SizeClass, up: (u64, u64), down: (u64, u64)) -> bool {
-        self.lower(class, Lane::InactiveSplit, down.0);
-        self.lower(class, Lane::InactiveSplitBytes, down.1);
-        (self.raise(class, Lane::InactiveSplit, up.0) | self.raise(class, Lane::InactiveSplitBytes, up.1)) < 0
+    pub(crate) fn split_appears(&mut self, class: SizeClass, blocks: u64, bytes: u64) -> bool {
+        (self.raise(class, Lane::InactiveSplit, blocks) | self.raise(class, Lane::InactiveSplitBytes, bytes)) < 0
+    }
+
+    /// Counts such parts that are no more, or that became smaller.
+    #[inline(always)]
+    pub(crate) fn split_goes(&mut self, class: SizeClass, blocks: u64, bytes: u64) {
+        self.lower(class, Lane::InactiveSplit, blocks);
+        self.lower(class, Lane::InactiveSplitBytes, bytes);
     }
 
     /// Counts an oversize block that is handed out.
@@ -205,8 +210,11 @@ struct BoardState {
 pub(crate) trait Pools {
     /// Calls `f` for every pool but number `own`, with its statistics if its lock is free, and keeps each lock
     /// until all have been visited.
-    fn visit(&self, own: usize, f: &mut dyn FnMut(&mut [(usize, Option<&mut PoolStats>)]));
+    fn visit(&self, own: usize, f: &mut dyn FnMut(&mut [Visited<'_>]));
 }
+
+/// A pool's number, and its statistics if its lock was free.
+pub(crate) type Visited<'a> = (usize, Option<&'a mut PoolStats>);
 
 impl PeakBoard {
     pub(crate) fn new() -> Self {
@@ -248,9 +256,8 @@ impl PeakBoard {
         let mut state = self.state.lock();
         if state.granted.len() == 1 {
             for scope in 0..SCOPES {
-                let current = stats.scope(scope);
-                for lane in 0..LANES {
-                    state.peak[scope][lane] = state.peak[scope][lane].max(current[lane]);
+                for (peak, current) in state.peak[scope].iter_mut().zip(stats.scope(scope)) {
+                    *peak = (*peak).max(current);
                 }
             }
             for scope in 0..SCOPES {
@@ -317,7 +324,7 @@ fn count(value: i64) -> u64 {
 }
 
 impl BoardState {
-    fn deal(&mut self, own: usize, stats: &mut PoolStats, others: &mut [(usize, Option<&mut PoolStats>)]) {
+    fn deal(&mut self, own: usize, stats: &mut PoolStats, others: &mut [Visited<'_>]) {
         let sharers = 1 + others.iter().filter(|(_, stats)| stats.is_some()).count() as i64;
         for scope in 0..SCOPES {
             let current = stats.scope(scope);

@@ -166,7 +166,7 @@ impl Drop for StreamPool {
 pub struct Stream {
     pub(crate) pool: Arc<StreamPool>,
     /// Keeps the driver's stream alive as long as this is.
-    pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
+    pub(crate) _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Stream {
@@ -185,7 +185,7 @@ impl Stream {
     /// Makes this value keep `owner`, the driver's stream object, alive.
     #[must_use]
     pub fn keeping(self, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { keep: Some(owner), ..self }
+        Self { _keep: Some(owner), ..self }
     }
 }
 

@@ -18,7 +18,7 @@ mod model {
     pub(crate) use shuttle::sync::MutexGuard;
     use shuttle::sync::{RwLockReadGuard, RwLockWriteGuard};
 
-    #[derive(Debug)]
+    #[derive(Debug, Default)]
     pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
