@@ -494,17 +494,31 @@ impl CachingAllocator {
     /// # Errors
     /// [`InvariantViolation`](crate::InvariantViolation) naming the rule and the block that breaks it.
     pub fn validate(&self) -> std::result::Result<(), crate::InvariantViolation> {
+        let supply = self.inner.device.supply.state.lock();
         let pools = self.inner.device.pools();
         let cores = lock_all(&pools);
         let cores: Vec<_> = cores.iter().map(|core| &**core).collect();
         let ledger = self.inner.device.ledger.lock();
-        crate::validate::check(&cores, &ledger)
+        crate::validate::check(&cores, &supply, &ledger)
     }
 
     /// Calls `observer` with every out-of-memory report, before the error is returned. No lock is held meanwhile:
     /// it may read statistics, free and allocate.
     pub fn on_out_of_memory(&self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
         self.inner.device.observers.write().push(Arc::new(observer) as Observer);
+    }
+
+    /// Lets another device (by ordinal) use all memory of expandable segments: what is mapped now, and every page that
+    /// is mapped or moved later (`cuMemSetAccess`). Fixed segments are open to a peer whose context enabled access to
+    /// this one's (`cuCtxEnablePeerAccess`); for them this does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; later pages are then not opened to that device either.
+    pub fn grant_access(&self, device: u32) -> Result<()> {
+        if !self.inner.device.expandable {
+            return Ok(());
+        }
+        crate::supply::grant_access(&self.inner.device.supply, &self.inner.device, device)
     }
 
     /// The first driver error since the last call that could not be returned where it happened, as in a drop.

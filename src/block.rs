@@ -24,24 +24,21 @@ pub(crate) enum State {
     Live,
     /// Freed by its user, still used by other streams.
     Pending,
-    /// Addresses with no memory behind them (expandable segments).
-    Unmapped,
-    /// Taken out by a slow path that maps or unmaps pages here.
+    /// Taken out by a slow path, to be cut or cached.
     Claimed,
 }
 
 impl State {
     /// The legal transitions; everything else is a bug of this crate.
     pub(crate) const fn can_become(self, next: Self) -> bool {
-        use State::{Claimed, Free, Live, Pending, Unmapped, Vacant};
+        use State::{Claimed, Free, Live, Pending, Vacant};
         matches!(
             (self, next),
-            (Vacant, Free | Unmapped | Claimed)
+            (Vacant, Free | Claimed)
                 | (Free, Live | Claimed | Vacant)
-                | (Live, Free | Pending | Vacant)
-                | (Pending, Free | Vacant)
-                | (Unmapped, Claimed | Vacant)
-                | (Claimed, Free | Live | Unmapped | Vacant)
+                | (Live, Free | Pending)
+                | (Pending, Free)
+                | (Claimed, Free | Live)
         )
     }
 }

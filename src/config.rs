@@ -33,6 +33,9 @@ pub enum Segments {
 pub enum OnPending {
     /// Take fresh memory first; when that is refused, wait on the host for the oldest of that work.
     #[default]
+    Grow,
+    /// Expandable segments: wait for the oldest of that work rather than hold more than the slack allows. Fixed
+    /// segments: as `Grow`.
     Wait,
     /// Never wait: out of memory is reported instead.
     Fail,
@@ -207,7 +210,7 @@ const KEYS: &[(&str, &str)] = &[
     ("per_process_memory_fraction", "number from 0 to 1: hard cap as a part of the device"),
     ("soft_limit", "bytes, or with a unit: garbage is collected beyond"),
     ("initial", "bytes, or with a unit: reserved at once"),
-    ("on_pending", "wait | fail"),
+    ("on_pending", "grow | wait | fail: what to do when memory is free but queued work may still use it"),
 ];
 
 /// A configuration that was refused: the key, what is wrong with it, and what there is.
@@ -381,9 +384,10 @@ impl Config {
             "initial" => self.initial_bytes = value.bytes()?,
             "on_pending" => {
                 self.on_pending = match value.text {
+                    "grow" => OnPending::Grow,
                     "wait" => OnPending::Wait,
                     "fail" => OnPending::Fail,
-                    _ => return Err(value.bad("wait or fail")),
+                    _ => return Err(value.bad("grow, wait or fail")),
                 }
             }
             key => return Err(ConfigError::UnknownKey { key: key.to_owned() }),

@@ -8,6 +8,7 @@ use crate::process::{self, Latch};
 use crate::size::SizeClass;
 use crate::stats::{PeakBoard, Pools, Stat, StatArray, Visited};
 use crate::stream::StreamPool;
+use crate::supply::{self, Supply};
 use crate::sync::{Mutex, RwLock};
 use std::sync::{Arc, Weak};
 
@@ -20,6 +21,7 @@ pub(crate) struct Device {
     pub(crate) config: Config,
     /// Whether pages are mapped by hand; decided at construction.
     pub(crate) expandable: bool,
+    pub(crate) supply: Supply,
     pub(crate) total_bytes: u64,
     /// The hard cap on reserved bytes.
     pub(crate) limit: Option<u64>,
@@ -68,12 +70,14 @@ pub(crate) struct Ledger {
 impl Device {
     pub(crate) fn new(driver: Arc<dyn Driver>, config: Config, expandable: bool) -> Arc<Self> {
         let total_bytes = driver.capabilities().total_bytes;
+        let supply = Supply::new(driver.device(), driver.capabilities().page_bytes);
         Arc::new(Self {
             limit: config.limit.bytes(total_bytes),
             events: EventPool::new(Arc::clone(&driver)),
             driver,
             config,
             expandable,
+            supply,
             total_bytes,
             peaks: PeakBoard::new(),
             ledger: Mutex::new(Ledger::default()),
@@ -147,7 +151,7 @@ impl Device {
         let mut retired = self.retired.lock();
         retired.retain(|pool| {
             let mut core = pool.core.lock();
-            if core.held > 0 || !core.segments.is_empty() {
+            if core.held > 0 || !core.is_empty() {
                 return true;
             }
             self.peaks.fold(pool.number, &mut core.stats);
@@ -210,6 +214,27 @@ impl Device {
         ledger.leaving = if back { ledger.leaving - bytes } else { ledger.leaving + bytes };
     }
 
+    /// Books claimed pages that the driver gave.
+    pub(crate) fn book_pages(&self, class: SizeClass, bytes: u64) {
+        let mut ledger = self.ledger.lock();
+        ledger.under_way -= bytes;
+        ledger.reserved_bytes.increase(class, bytes);
+    }
+
+    /// Books pages that change their size class.
+    pub(crate) fn move_pages(&self, from: SizeClass, to: SizeClass, bytes: u64) {
+        if from != to {
+            let mut ledger = self.ledger.lock();
+            ledger.reserved_bytes.decrease(from, bytes);
+            ledger.reserved_bytes.increase(to, bytes);
+        }
+    }
+
+    /// Books pages that went back to the driver.
+    pub(crate) fn unbook_pages(&self, class: SizeClass, bytes: u64) {
+        self.ledger.lock().reserved_bytes.decrease(class, bytes);
+    }
+
     pub(crate) fn reserved(&self) -> u64 {
         self.ledger.lock().reserved_bytes.all.current
     }
@@ -225,6 +250,14 @@ impl Device {
     /// A driver result with its error noted.
     pub(crate) fn checked<T>(&self, result: std::result::Result<T, DriverError>) -> Result<T> {
         result.map_err(|error| Error::Driver(self.noted(error)))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.expandable && self.driver.check_usable().is_ok() {
+            supply::dismantle(&self.supply, self);
+        }
     }
 }
 

@@ -197,7 +197,7 @@ impl OutOfMemory {
                 "{} are freed but still used by queued work of other streams: let the host run less far ahead, or \
                  free on the stream that used the memory last{}",
                 human_bytes(self.pending),
-                if self.cause == Cause::PendingWork { ", or allow waiting (on_pending:wait)" } else { "" }
+                if self.cause == Cause::PendingWork { ", or allow waiting (on_pending:grow)" } else { "" }
             ));
         }
         if self.cause == Cause::Fragmentation {

@@ -23,6 +23,7 @@ mod snapshot;
 mod stats;
 mod stream;
 mod summary;
+mod supply;
 mod sync;
 #[cfg(feature = "replay")]
 pub mod trace;

@@ -13,6 +13,7 @@ use crate::free_index::FreeIndex;
 use crate::segment::{Segment, SegmentTable};
 use crate::size::{LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, SizeClass};
 use crate::stats::PoolStats;
+use crate::supply::span::Spans;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub(crate) struct Rules {
     non_split_slack: u64,
     /// Whether free parts of segments are counted as not releasable: not where pages can leave a segment.
     pub(crate) counts_inactive_split: bool,
+    /// Whether a large block is cut beside its older neighbour.
+    picks_side: bool,
 }
 
 impl Rules {
@@ -38,6 +41,7 @@ impl Rules {
             max_split: if expandable { u64::MAX } else { config.max_split() },
             non_split_slack: config.max_non_split_rounding_bytes,
             counts_inactive_split: !expandable,
+            picks_side: expandable,
         }
     }
 
@@ -89,7 +93,10 @@ pub(crate) struct PoolCore {
     pub(crate) rules: Rules,
     pub(crate) blocks: BlockTable,
     pub(crate) free: [FreeIndex; 2],
+    /// Fixed segments.
     pub(crate) segments: SegmentTable,
+    /// Spans of expandable memory, by size class.
+    pub(crate) spans: [Spans; 2],
     pub(crate) stats: PoolStats,
     /// Streams that live blocks were recorded on.
     uses: FxHashMap<BlockId, Vec<Arc<StreamClock>>>,
@@ -112,6 +119,7 @@ impl PoolCore {
             blocks: BlockTable::new(),
             free: [FreeIndex::new(), FreeIndex::new()],
             segments: SegmentTable::default(),
+            spans: [Spans::new(), Spans::new()],
             stats: PoolStats::new(),
             uses: FxHashMap::default(),
             pending: VecDeque::new(),
@@ -143,9 +151,44 @@ impl PoolCore {
     /// Cuts the request out of a block that is not in the free index (free or claimed), and hands it out.
     #[inline(always)]
     pub(crate) fn carve(&mut self, id: BlockId, request: &Request) -> Taken {
+        let addr = self.blocks[id].addr;
+        let at = if self.rules.picks_side || request.alignment > MIN_BLOCK_BYTES {
+            self.place_in(id, addr, request)
+        } else {
+            addr
+        };
+        self.carve_at(id, at, request)
+    }
+
+    /// Where in a block the request goes if nothing speaks for a place behind `from`: at an aligned address, beside the
+    /// older neighbour if the rules say so.
+    #[inline]
+    pub(crate) fn place_in(&self, id: BlockId, from: u64, request: &Request) -> u64 {
+        let block = &self.blocks[id];
+        let align = |addr: u64| (addr + (request.alignment - 1)) & !(request.alignment - 1);
+        if from != block.addr || !self.rules.picks_side || request.class == SizeClass::Small {
+            return align(from);
+        }
+        let high = block.end() - request.bytes;
+        if high == from || high & (request.alignment - 1) != 0 {
+            return align(from);
+        }
+        // What lives long beside what lives long leaves larger holes. An edge counts as young.
+        let age = |neighbour: BlockId| match neighbour {
+            NONE => 0,
+            neighbour => self.searches.wrapping_sub(self.blocks[neighbour].born).saturating_add(1),
+        };
+        if age(block.next) > age(block.prev) { high } else { align(from) }
+    }
+
+    /// Cuts the request out of such a block at `at`, and hands it out.
+    #[inline(always)]
+    pub(crate) fn carve_at(&mut self, id: BlockId, at: u64, request: &Request) -> Taken {
         let mut raised = false;
-        let id = if request.alignment > MIN_BLOCK_BYTES { self.cut_front(id, request, &mut raised) } else { id };
+        let id = if at == self.blocks[id].addr { id } else { self.cut_front(id, at, &mut raised) };
+        let searches = self.searches;
         let block = &mut self.blocks[id];
+        block.born = searches;
         let (addr, whole, part) = (block.addr, block.size, !block.is_whole_segment());
         block.set_state(State::Live);
         block.requested = request.requested;
@@ -187,32 +230,27 @@ impl PoolCore {
         self.free[class.index()].insert(&mut self.blocks, rest);
     }
 
-    /// Leaves what lies before the aligned address as a free block; the rest is a new block.
-    #[cold]
-    fn cut_front(&mut self, id: BlockId, request: &Request, raised: &mut bool) -> BlockId {
+    /// Leaves what lies before `at` as a free block; the rest is a new block.
+    #[inline(never)]
+    fn cut_front(&mut self, id: BlockId, at: u64, raised: &mut bool) -> BlockId {
         let block = &self.blocks[id];
         let (addr, size, segment, epoch, state) =
             (block.addr, block.size, block.segment, block.epoch, block.state());
-        let aligned = (addr + (request.alignment - 1)) & !(request.alignment - 1);
-        if aligned == addr {
-            return id;
-        }
-        let front = aligned - addr;
-        let part = !block.is_whole_segment();
+        let (class, front, part) = (block.class, at - addr, !block.is_whole_segment());
         self.blocks[id].size = front;
         if state == State::Claimed {
             self.blocks[id].set_state(State::Free);
         }
         self.blocks[id].born = self.searches;
-        self.free[request.class.index()].insert(&mut self.blocks, id);
-        let rest = self.blocks.insert(aligned, size - front, segment, request.class);
+        self.free[class.index()].insert(&mut self.blocks, id);
+        let rest = self.blocks.insert(at, size - front, segment, class);
         self.blocks.link_after(id, rest);
         self.blocks[rest].set_state(State::Free);
         self.blocks[rest].epoch = epoch;
         if self.rules.counts_inactive_split {
             // From here on both parts count as free parts; `carve` takes the rest from that.
             let (blocks, bytes) = if part { (1, 0) } else { (2, size) };
-            *raised |= self.stats.split_appears(request.class, blocks, bytes);
+            *raised |= self.stats.split_appears(class, blocks, bytes);
         }
         rest
     }
@@ -355,19 +393,48 @@ impl PoolCore {
         self.free[class.index()].iter(&self.blocks).map(|id| self.blocks[id].size).sum()
     }
 
-    /// The block that an address lies in.
-    pub(crate) fn block_at(&self, addr: u64) -> Option<&Block> {
-        let (_, segment) = self.segments.iter().find(|(_, s)| (s.base..s.base + s.bytes).contains(&addr))?;
-        self.blocks_of(segment).map(|id| &self.blocks[id]).find(|block| (block.addr..block.end()).contains(&addr))
+    /// The contiguous pieces of memory that the pool owns: segments, and spans.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> + '_ {
+        let segments = self.segments.iter().map(|(_, segment)| Run {
+            base: segment.base,
+            first: segment.first,
+            class: segment.class,
+            expandable: false,
+        });
+        let spans = SizeClass::ALL.into_iter().flat_map(|class| {
+            let spans = self.spans[class.index()].iter();
+            spans.map(move |(&base, &first)| Run { base, first, class, expandable: true })
+        });
+        segments.chain(spans)
     }
 
-    /// The blocks of a segment in address order.
-    pub(crate) fn blocks_of<'a>(&'a self, segment: &Segment) -> impl Iterator<Item = BlockId> + use<'a> {
-        std::iter::successors(Some(segment.first), |&id| {
+    /// Whether the pool owns no memory.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.segments.is_empty() && self.spans.iter().all(Spans::is_empty)
+    }
+
+    /// A block and those behind it, in address order.
+    pub(crate) fn chain(&self, first: BlockId) -> impl Iterator<Item = BlockId> + '_ {
+        std::iter::successors(Some(first), |&id| {
             let next = self.blocks[id].next;
             (next != NONE).then_some(next)
         })
     }
+
+    /// The block that an address lies in.
+    pub(crate) fn block_at(&self, addr: u64) -> Option<&Block> {
+        let run = self.runs().filter(|run| run.base <= addr).max_by_key(|run| run.base)?;
+        self.chain(run.first).map(|id| &self.blocks[id]).find(|block| (block.addr..block.end()).contains(&addr))
+    }
+}
+
+/// A contiguous piece of memory that a pool owns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) base: u64,
+    pub(crate) first: BlockId,
+    pub(crate) class: SizeClass,
+    pub(crate) expandable: bool,
 }
 
 /// Appends `next`, the neighbour behind `id`, to `id`; neither is in the index.

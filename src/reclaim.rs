@@ -20,13 +20,15 @@ use crate::pool::{Request, Taken};
 use crate::segment::Segment;
 use crate::size::{SEGMENT_STEP_BYTES, align_up, segment_bytes};
 use crate::stream::StreamPool;
+use crate::supply::{self, plan::Beyond};
 use std::sync::Arc;
 
 /// Who refused to let the pool grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refusal {
+pub(crate) enum Refusal {
     Limit,
     Device,
+    AddressSpace,
 }
 
 /// The way of a request that the pool could not serve.
@@ -48,20 +50,40 @@ pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Take
         return report(pool, request, wanted, Refusal::Device); // nothing that is given back could help
     }
     collect_garbage(device)?;
+    let refusal = if device.expandable {
+        match allocate_expandable(pool, request)? {
+            Ok(taken) => return Ok(taken),
+            Err(refusal) => refusal,
+        }
+    } else {
+        match allocate_fixed(pool, request, wanted)? {
+            Ok(taken) => return Ok(taken),
+            Err(refusal) => refusal,
+        }
+    };
+    if let Some(taken) = finish_passed(pool, request) {
+        return Ok(taken);
+    }
+    report(pool, request, wanted, refusal)
+}
+
+/// Rungs 3 to 6 with fixed segments.
+fn allocate_fixed(pool: &Arc<StreamPool>, request: &Request, wanted: u64) -> Result<Growth> {
+    let device = &*pool.device;
     let mut refusal = match grow(pool, request, wanted)? {
-        Ok(taken) => return Ok(taken),
+        Ok(taken) => return Ok(Ok(taken)),
         Err(refusal) => refusal,
     };
     if release_one_fitting(device, wanted)? {
         match grow(pool, request, wanted)? {
-            Ok(taken) => return Ok(taken),
+            Ok(taken) => return Ok(Ok(taken)),
             Err(again) => refusal = again,
         }
     }
-    if device.config.on_pending == OnPending::Wait {
+    if device.config.on_pending != OnPending::Fail {
         while wait_for_oldest(pool) {
             if let Some(taken) = pool.take(request) {
-                return Ok(taken);
+                return Ok(Ok(taken));
             }
         }
         for other in device.pools().iter().filter(|other| !Arc::ptr_eq(other, pool)) {
@@ -69,7 +91,7 @@ pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Take
                 if release_one_fitting(device, wanted)?
                     && let Ok(taken) = grow(pool, request, wanted)?
                 {
-                    return Ok(taken);
+                    return Ok(Ok(taken));
                 }
             }
         }
@@ -79,17 +101,62 @@ pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Take
     let smallest = align_up(request.padded_bytes(), SEGMENT_STEP_BYTES).unwrap_or(wanted);
     for bytes in [wanted, smallest] {
         match grow(pool, request, bytes)? {
-            Ok(taken) => return Ok(taken),
+            Ok(taken) => return Ok(Ok(taken)),
             Err(again) => refusal = again,
         }
         if smallest == wanted {
             break;
         }
     }
-    if let Some(taken) = finish_passed(pool, request) {
-        return Ok(taken);
+    Ok(Err(refusal))
+}
+
+/// Rungs 3 to 6 with expandable segments, where growing moves what is idle anyway: fresh memory, or what is idle now;
+/// then what the oldest queued work still holds; then everything that is cached goes back, and fresh memory again.
+fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Growth> {
+    let device = &*pool.device;
+    let supply = &device.supply;
+    let grow = |beyond| supply::grow(supply, pool, request, beyond);
+    if device.config.on_pending == OnPending::Wait {
+        // Rather wait than take more than the slack.
+        loop {
+            match grow(Beyond::Forbidden)? {
+                Ok(taken) => return Ok(Ok(taken)),
+                Err(Refusal::Device) if supply::wait_for_oldest(device) => {}
+                Err(_) => break,
+            }
+        }
     }
-    report(pool, request, wanted, refusal)
+    let mut refusal = match grow(Beyond::Allowed)? {
+        Ok(taken) => return Ok(Ok(taken)),
+        Err(refusal) => refusal,
+    };
+    if let Ok(taken) = grow(Beyond::Spent)? {
+        return Ok(Ok(taken));
+    }
+    if device.config.on_pending != OnPending::Fail {
+        while wait_for_oldest(pool) {
+            if let Some(taken) = pool.take(request) {
+                return Ok(Ok(taken));
+            }
+        }
+        loop {
+            let others = device.pools();
+            if !others.iter().any(|other| wait_for_oldest(other)) && !supply::wait_for_oldest(device) {
+                break;
+            }
+            if let Ok(taken) = grow(Beyond::Spent)? {
+                return Ok(Ok(taken));
+            }
+        }
+    }
+    supply::trim(supply, device, 0)?;
+    device.ledger.lock().alloc_retries += 1;
+    match grow(Beyond::Allowed)? {
+        Ok(taken) => return Ok(Ok(taken)),
+        Err(again) => refusal = if again == Refusal::AddressSpace { again } else { refusal },
+    }
+    Ok(Err(refusal))
 }
 
 /// Rung 1: caches what waited for other streams' work that has passed, and searches.
@@ -156,6 +223,10 @@ fn collect_garbage(device: &Device) -> Result<()> {
         return Ok(());
     };
     let mut excess = device.reserved().saturating_sub(target);
+    if device.expandable && excess > 0 {
+        supply::trim(&device.supply, device, target)?;
+        return Ok(());
+    }
     let pools = device.pools();
     while excess > 0 {
         let mut candidates = Vec::new();
@@ -183,8 +254,11 @@ fn collect_garbage(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// A block from a pool that grew, or who refused.
+pub(crate) type Growth = std::result::Result<Taken, Refusal>;
+
 /// Rung 3: reserves a segment of `bytes` and takes the request from it.
-fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<std::result::Result<Taken, Refusal>> {
+fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
     let device = &*pool.device;
     let _growing = pool.growing.lock();
     if let Some(taken) = pool.take(request) {
@@ -254,6 +328,9 @@ fn wait_for_oldest(pool: &StreamPool) -> bool {
 
 /// Rung 6: gives back every cached segment of the device. Returns the bytes.
 pub(crate) fn release_all_cached(device: &Device) -> Result<u64> {
+    if device.expandable {
+        return supply::trim(&device.supply, device, 0);
+    }
     let mut freed = 0;
     for pool in &device.pools() {
         let unused: Vec<_> = pool.core.lock().unused_segments().map(|(number, ..)| (pool, number)).collect();
@@ -301,6 +378,7 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
         Refusal::Limit if device.limit.is_some_and(|limit| request.bytes > limit) => Cause::Limit,
         _ if cached >= request.bytes => Cause::Fragmentation,
         Refusal::Limit => Cause::Limit,
+        Refusal::AddressSpace => Cause::AddressSpace,
         // What is in pieces here and what the device has would do together.
         Refusal::Device => {
             let free = device.driver.memory_info().map_or(0, |info| info.free_bytes);

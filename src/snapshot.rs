@@ -1,6 +1,6 @@
 //! What the allocator holds, block by block, as plain data.
 
-use crate::block::State;
+use crate::block::{Block, State};
 use crate::driver::{DevicePtr, StreamKey};
 use crate::pool::PoolCore;
 use crate::size::SizeClass;
@@ -27,6 +27,8 @@ pub struct SegmentInfo {
     pub class: SizeClass,
     /// The stream that it belongs to.
     pub stream: StreamKey,
+    /// Whether this is a contiguous mapped range of expandable memory rather than a driver allocation.
+    pub expandable: bool,
     /// Its blocks.
     pub blocks: Vec<BlockInfo>,
 }
@@ -55,37 +57,37 @@ pub enum BlockState {
     Pending,
     /// Cached (PyTorch: `inactive`).
     Free,
-    /// Addresses without memory.
-    Unmapped,
+}
+
+impl BlockInfo {
+    fn of(block: &Block) -> Self {
+        Self {
+            address: DevicePtr(block.addr),
+            bytes: block.size,
+            requested: block.requested,
+            state: match block.state() {
+                State::Live => BlockState::Live,
+                State::Pending => BlockState::Pending,
+                State::Free | State::Claimed | State::Vacant => BlockState::Free,
+            },
+        }
+    }
 }
 
 impl Snapshot {
     pub(crate) fn take<'a>(device: u32, pools: impl Iterator<Item = (StreamKey, &'a PoolCore)>) -> Self {
         let mut segments = Vec::new();
         for (stream, core) in pools {
-            segments.extend(core.segments.iter().map(|(_, segment)| {
+            segments.extend(core.runs().map(|run| {
+                let blocks: Vec<BlockInfo> =
+                    core.chain(run.first).map(|id| BlockInfo::of(&core.blocks[id])).collect();
                 SegmentInfo {
-                    address: DevicePtr(segment.base),
-                    bytes: segment.bytes,
-                    class: segment.class,
+                    address: DevicePtr(run.base),
+                    bytes: blocks.iter().map(|block| block.bytes).sum(),
+                    class: run.class,
                     stream,
-                    blocks: core
-                        .blocks_of(segment)
-                        .map(|id| {
-                            let block = &core.blocks[id];
-                            BlockInfo {
-                                address: DevicePtr(block.addr),
-                                bytes: block.size,
-                                requested: block.requested,
-                                state: match block.state() {
-                                    State::Live => BlockState::Live,
-                                    State::Pending => BlockState::Pending,
-                                    State::Unmapped => BlockState::Unmapped,
-                                    State::Free | State::Claimed | State::Vacant => BlockState::Free,
-                                },
-                            }
-                        })
-                        .collect(),
+                    expandable: run.expandable,
+                    blocks,
                 }
             }));
         }

@@ -269,6 +269,11 @@ impl PeakBoard {
         pools.visit(own, &mut |others| state.deal(own, stats, others));
     }
 
+    /// The highest sum of allocated bytes.
+    pub(crate) fn peak_allocated(&self) -> u64 {
+        count(self.state.lock().peak[ALL][Lane::AllocatedBytes as usize])
+    }
+
     /// Starts the peaks anew from what is current. All pools' statistics, locked by the caller, by number.
     pub(crate) fn reset_peaks(&self, pools: &mut [(usize, &mut PoolStats)]) {
         let mut state = self.state.lock();

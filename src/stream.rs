@@ -3,10 +3,13 @@
 use crate::block::BlockId;
 use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, StreamKey};
+use crate::error::Error;
 use crate::event::StreamClock;
 use crate::pool::{PoolCore, Request, Rules, Taken};
 use crate::process;
 use crate::segment::Segment;
+use crate::size::SizeClass;
+use crate::supply;
 use crate::sync::{Mutex, MutexGuard};
 use std::any::Any;
 use std::sync::Arc;
@@ -101,6 +104,14 @@ impl StreamPool {
     /// Gives every segment back that is unused; what is pending goes with the pool.
     #[cold]
     fn give_back_unused(&self, mut core: MutexGuard<'_, PoolCore>) {
+        if self.device.expandable {
+            drop(core);
+            self.settle();
+            if let Err(Error::Driver(error)) = supply::trim(&self.device.supply, &self.device, 0) {
+                self.device.defer(error);
+            }
+            return;
+        }
         let unused: Vec<u32> = core.unused_segments().map(|(number, _, _)| number).collect();
         let segments: Vec<_> = unused.into_iter().map(|number| self.detach_segment(&mut core, number)).collect();
         drop(core);
@@ -140,9 +151,33 @@ impl StreamPool {
     }
 }
 
+impl StreamPool {
+    /// Waits until nothing uses the pool's free and pending memory any more, as the driver does in freeing a fixed
+    /// segment: for the end of the allocator's life only.
+    fn settle(&self) {
+        let (latest, mut waits) = {
+            let core = self.core.lock();
+            let free = SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
+            let waits: Vec<_> = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned()).collect();
+            let used = free.chain(core.pending.iter().map(|entry| entry.block));
+            (used.map(|id| core.blocks[id].epoch).max().unwrap_or(0), waits)
+        };
+        waits.push((Arc::clone(&self.clock), latest));
+        for (clock, epoch) in waits {
+            if let Err(error) = clock.wait(epoch) {
+                self.device.defer(error);
+            }
+        }
+    }
+}
+
 impl Drop for StreamPool {
     fn drop(&mut self) {
         if self.device.driver.check_usable().is_err() {
+            return;
+        }
+        if self.device.expandable {
+            self.settle(); // the pages go back with the device
             return;
         }
         // No handle is left, so no block is live; a pending one waits no longer than the driver's free does.

@@ -2,24 +2,26 @@
 //!
 //! | rule | |
 //! | --- | --- |
-//! | I1 | The blocks of a segment tile it: neighbours link to each other, addresses follow sizes. |
+//! | I1 | The blocks of a segment (or span) tile it: neighbours link to each other, addresses follow sizes. |
 //! | I2 | Sizes and addresses are multiples of 512, and no block is empty. |
-//! | I3 | No two neighbours are both free (or both unmapped): they are merged. |
+//! | I3 | No two neighbours are both free: they are merged. |
 //! | I4 | A free block is in the free index, of its class, and nothing else is. |
 //! | I5 | A live or pending block has a requested size of at most its own; no other block has one. |
 //! | I6 | Pending blocks and the queue of pending frees are the same. |
 //! | I7 | The counters are what a walk over the blocks finds. |
-//! | I8 | Reserved is the sum of the segments, what is on its way back included. |
+//! | I8 | Reserved is the sum of segments and pages, what is on its way back included. |
 //! | I9 | Allocated is at most active, active at most reserved. |
-//! | I10 | Segments do not overlap. |
+//! | I10 | Segments and spans do not overlap. |
 //! | I11 | No record of the block table is lost. |
+//! | I12 | The spans of all pools are just what is mapped. |
 
 use crate::block::{NONE, State};
 use crate::device::Ledger;
 use crate::driver::DevicePtr;
-use crate::pool::PoolCore;
+use crate::pool::{PoolCore, Run};
 use crate::size::{MIN_BLOCK_BYTES, SizeClass};
 use crate::stats::{LANES, Lane};
+use crate::supply::State as Supply;
 
 /// A broken invariant: a bug of the allocator (or memory corruption on the host).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,31 +42,42 @@ fn broken(rule: &'static str, address: Option<u64>, detail: impl Into<String>) -
     InvariantViolation { rule, address: address.map(DevicePtr), detail: detail.into() }
 }
 
-/// Checks all pools of a device, which the caller has locked, against each other and the ledger.
-pub(crate) fn check(pools: &[&PoolCore], ledger: &Ledger) -> Check {
-    let mut ranges = Vec::new();
-    let (mut reserved, mut active) = (ledger.leaving, 0);
+/// Checks all pools of a device, which the caller has locked, against each other, the supply and the ledger.
+pub(crate) fn check(pools: &[&PoolCore], supply: &Supply, ledger: &Ledger) -> Check {
+    let mut runs = Vec::new();
+    let (mut reserved, mut active) = (ledger.leaving + supply.reserved_bytes(), 0);
     for core in pools {
-        check_pool(core)?;
-        for (_, segment) in core.segments.iter() {
-            ranges.push((segment.base, segment.bytes));
-            reserved += segment.bytes;
+        for (run, bytes) in check_pool(core)? {
+            if !run.expandable {
+                reserved += bytes;
+            }
+            runs.push((run.base, bytes, run));
         }
         active += (0..2).map(|class| core.stats.currents(class)[Lane::ActiveBytes as usize]).sum::<i64>();
     }
-    ranges.sort_unstable();
-    for pair in ranges.windows(2) {
+    runs.sort_unstable_by_key(|(base, ..)| *base);
+    for pair in runs.windows(2) {
         if pair[0].0 + pair[0].1 > pair[1].0 {
-            return Err(broken("I10", Some(pair[1].0), "two segments overlap"));
+            return Err(broken("I10", Some(pair[1].0), "overlaps the memory before it"));
+        }
+    }
+    for class in SizeClass::ALL {
+        let spans = runs.iter().filter(|(.., run)| run.expandable && run.class == class);
+        let owned = joined(spans.map(|&(base, bytes, _)| (base, bytes)));
+        let mapped = joined(supply.owned_handles(class));
+        if owned != mapped {
+            let odd = owned.iter().zip(&mapped).find(|(owned, mapped)| owned != mapped);
+            let detail = format!(
+                "class {class:?}: pools own {} ranges, {} are mapped: {odd:x?}",
+                owned.len(),
+                mapped.len()
+            );
+            return Err(broken("I12", odd.map(|(owned, _)| owned.0), detail));
         }
     }
     let booked = ledger.reserved_bytes.all.current;
     if reserved != booked {
-        return Err(broken(
-            "I8",
-            None,
-            format!("{booked} bytes are booked as reserved, segments have {reserved}"),
-        ));
+        return Err(broken("I8", None, format!("{booked} bytes are booked as reserved, there are {reserved}")));
     }
     let array = &ledger.reserved_bytes;
     if array.small_pool.current + array.large_pool.current != array.all.current {
@@ -76,46 +89,59 @@ pub(crate) fn check(pools: &[&PoolCore], ledger: &Ledger) -> Check {
     Ok(())
 }
 
-fn check_pool(core: &PoolCore) -> Check {
+/// Ranges in order, neighbours made one.
+fn joined(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (start, bytes) in ranges {
+        match joined.last_mut() {
+            Some(last) if last.0 + last.1 == start => last.1 += bytes,
+            _ => joined.push((start, bytes)),
+        }
+    }
+    joined
+}
+
+/// Checks one pool; returns what memory it owns.
+fn check_pool(core: &PoolCore) -> Result<Vec<(Run, u64)>, InvariantViolation> {
     let mut found = [[0i64; LANES]; 2];
     let mut free = [0; 2];
+    let mut runs = Vec::new();
     let (mut records, mut pending, mut held) = (0, 0, 0);
-    for (number, segment) in core.segments.iter() {
-        let (mut addr, mut before) = (segment.base, NONE);
-        for id in core.blocks_of(segment) {
+    for run in core.runs() {
+        let (mut addr, mut before) = (run.base, NONE);
+        for id in core.chain(run.first) {
             let block = &core.blocks[id];
             let at = Some(block.addr);
             records += 1;
-            if block.addr != addr
-                || block.prev != before
-                || block.segment != number
-                || block.class != segment.class
-            {
-                return Err(broken("I1", at, format!("expected at {addr:#x} of segment {number}")));
+            if block.addr != addr || block.prev != before || block.class != run.class {
+                return Err(broken("I1", at, format!("expected at {addr:#x}")));
             }
-            if block.size == 0
-                || !block.size.is_multiple_of(MIN_BLOCK_BYTES)
-                || !block.addr.is_multiple_of(MIN_BLOCK_BYTES)
-            {
+            if block.size == 0 || block.size % MIN_BLOCK_BYTES != 0 || block.addr % MIN_BLOCK_BYTES != 0 {
                 return Err(broken("I2", at, format!("{} bytes", block.size)));
             }
-            let merges = matches!(block.state(), State::Free | State::Unmapped);
-            if before != NONE && merges && core.blocks[before].state() == block.state() {
-                return Err(broken("I3", at, format!("{:?} beside its like", block.state())));
+            if before != NONE && block.state() == State::Free && core.blocks[before].state() == State::Free {
+                return Err(broken("I3", at, "a free block beside a free one"));
             }
             let is_held = matches!(block.state(), State::Live | State::Pending);
             if is_held != (block.requested > 0) || block.requested > block.size {
                 return Err(broken("I5", at, format!("{} of {} bytes requested", block.requested, block.size)));
             }
+            if !run.expandable && core.segments.get(block.segment).is_none_or(|segment| segment.base != run.base) {
+                return Err(broken("I1", at, format!("names segment {}", block.segment)));
+            }
             pending += usize::from(block.state() == State::Pending);
             held += usize::from(is_held);
-            free[segment.class.index()] += usize::from(block.state() == State::Free);
-            count(core, block, &mut found[segment.class.index()]);
+            free[run.class.index()] += usize::from(block.state() == State::Free);
+            count(core, block, &mut found[run.class.index()]);
             (addr, before) = (block.end(), id);
         }
-        if addr != segment.base + segment.bytes {
-            return Err(broken("I1", Some(segment.base), "the blocks do not fill their segment"));
+        let bytes = addr - run.base;
+        if !run.expandable
+            && core.segments.iter().any(|(_, segment)| segment.base == run.base && segment.bytes != bytes)
+        {
+            return Err(broken("I1", Some(run.base), "the blocks do not fill their segment"));
         }
+        runs.push((run, bytes));
     }
     if records != core.blocks.len() {
         return Err(broken("I11", None, format!("{} records in use, {records} in segments", core.blocks.len())));
@@ -130,7 +156,7 @@ fn check_pool(core: &PoolCore) -> Check {
         }
         for id in index.iter(&core.blocks) {
             let block = &core.blocks[id];
-            if block.state() != State::Free || core.segments[block.segment].class != class {
+            if block.state() != State::Free || block.class != class {
                 return Err(broken("I4", Some(block.addr), format!("{:?} in the free index", block.state())));
             }
         }
@@ -143,7 +169,8 @@ fn check_pool(core: &PoolCore) -> Check {
     if held != core.held {
         return Err(broken("I7", None, format!("{held} blocks held, {} counted", core.held)));
     }
-    check_counters(core, &found)
+    check_counters(core, &found)?;
+    Ok(runs)
 }
 
 /// What a block adds to the counters.

@@ -1,0 +1,328 @@
+//! The page supply of expandable segments: who has which physical pages, and how they move.
+//!
+//! One supply a device, with a lock of its own that is taken only when a pool grows or gives back. It owns two
+//! [`Arena`]s, one a size class: reserved addresses shared by all streams, in which handles are mapped. Pools own
+//! *spans* of mapped memory there. A growth goes like this:
+//!
+//! 1. With all pools locked: choose the place and the pages ([`plan`]), and take both out of the pools.
+//! 2. With no pool locked: unmap, create, map, set access. None of these calls waits for the device.
+//! 3. With the growing pool locked: what is mapped now becomes a free block, and the request is cut from it.
+//!
+//! A page is moved or given back only when the fences tell that all work that used it has passed.
+//!
+//! If a driver call fails, what was created is given back; pages that were moved by then are the growing pool's free
+//! memory where they are now. Nothing is lost, and nothing is half mapped.
+
+pub(crate) mod arena;
+pub(crate) mod plan;
+mod policy;
+pub(crate) mod span;
+mod work;
+
+use crate::device::Device;
+use crate::driver::{DevicePtr, DriverError, DriverErrorKind};
+use crate::error::{Error, Result};
+use crate::pool::{PoolCore, Request, Taken};
+use crate::reclaim::Refusal;
+use crate::size::SizeClass;
+use crate::stream::StreamPool;
+use crate::sync::{Mutex, MutexGuard};
+use arena::{Arena, Handle};
+use plan::{Beyond, Idle, Piece, Pieces, Window};
+use policy::Policy;
+use std::sync::Arc;
+
+/// One device's pages.
+#[derive(Debug)]
+pub(crate) struct Supply {
+    pub(crate) state: Mutex<State>,
+    page_bytes: u64,
+}
+
+/// Under the supply's lock.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) arenas: [Arena; 2],
+    /// Handles that are mapped nowhere: a driver call failed at the wrong moment.
+    pub(crate) unmapped: Vec<Handle>,
+    /// Mappings that the driver would neither open nor undo; nobody uses them.
+    pub(crate) stuck: Vec<(SizeClass, u64)>,
+    /// The devices that may use the memory, this one first.
+    access: Vec<u32>,
+}
+
+impl Supply {
+    pub(crate) fn new(device: u32, page_bytes: u64) -> Self {
+        let arenas = [Arena::default(), Arena::default()];
+        let state = State { arenas, unmapped: Vec::new(), stuck: Vec::new(), access: vec![device] };
+        Self { state: Mutex::new(state), page_bytes }
+    }
+}
+
+/// What the pools have free, with all of them locked.
+struct Locked<'a> {
+    cores: Vec<MutexGuard<'a, PoolCore>>,
+    pieces: [Pieces; 2],
+}
+
+impl<'a> Locked<'a> {
+    /// Locks every pool, brings their ages to one measure and lists what is free.
+    fn new(pools: &'a [Arc<StreamPool>]) -> Self {
+        let mut cores: Vec<_> = pools.iter().map(|pool| pool.core.lock()).collect();
+        let now = cores.iter().map(|core| core.searches).max().unwrap_or(0);
+        let mut pieces = [Pieces::new(), Pieces::new()];
+        for (owner, (core, pool)) in cores.iter_mut().zip(pools).enumerate() {
+            core.searches = now;
+            for class in SizeClass::ALL {
+                for id in core.free[class.index()].iter(&core.blocks) {
+                    let block = &core.blocks[id];
+                    let passed = pool.clock.has_passed(block.epoch);
+                    let age = now.wrapping_sub(block.born);
+                    pieces[class.index()].insert(block.addr, Piece { bytes: block.size, owner, id, age, passed });
+                }
+            }
+        }
+        Self { cores, pieces }
+    }
+
+    /// Takes addresses out of the free block that they lie in; returns its epoch and owner.
+    fn cut(&mut self, class: SizeClass, start: u64, bytes: u64) -> (u64, usize) {
+        let pieces = &mut self.pieces[class.index()];
+        let (at, piece) =
+            pieces.range(..=start).next_back().map(|(&at, &piece)| (at, piece)).expect("a free block");
+        let core = &mut self.cores[piece.owner];
+        let epoch = core.blocks[piece.id].epoch;
+        let behind = core.cut_span(piece.id, start, bytes);
+        pieces.remove(&at);
+        if start > at {
+            pieces.insert(at, Piece { bytes: start - at, ..piece });
+        }
+        if let Some(id) = behind {
+            let end = start + bytes;
+            pieces.insert(end, Piece { bytes: at + piece.bytes - end, id, ..piece });
+        }
+        (epoch, piece.owner)
+    }
+}
+
+/// Asks the driver how far the streams are whose free memory could be moved. Errors are kept for later.
+pub(crate) fn poll_streams(device: &Device) {
+    for pool in device.pools() {
+        let latest = {
+            let core = pool.core.lock();
+            let free = SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
+            let epochs = free.map(|id| core.blocks[id].epoch).filter(|epoch| !pool.clock.has_passed(*epoch));
+            epochs.max()
+        };
+        if let Some(epoch) = latest
+            && let Err(error) = pool.clock.poll(epoch)
+        {
+            device.defer(error);
+        }
+    }
+}
+
+/// Waits on the host until the oldest stream's free memory can be moved; false if there is nothing to wait for.
+pub(crate) fn wait_for_oldest(device: &Device) -> bool {
+    let mut oldest: Option<(u32, Arc<StreamPool>, u64)> = None;
+    for pool in device.pools() {
+        let core = pool.core.lock();
+        let free = SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
+        let waiting = free.map(|id| &core.blocks[id]).filter(|block| !pool.clock.has_passed(block.epoch));
+        let Some(block) = waiting.min_by_key(|block| block.epoch) else { continue };
+        let age = core.searches.wrapping_sub(block.born);
+        if oldest.as_ref().is_none_or(|(most, ..)| age > *most) {
+            oldest = Some((age, Arc::clone(&pool), block.epoch));
+        }
+    }
+    let Some((_, pool, epoch)) = oldest else { return false };
+    device.ledger.lock().syncs += 1;
+    match pool.clock.wait(epoch) {
+        Ok(()) => true,
+        Err(error) => {
+            if error.kind != DriverErrorKind::Capturing {
+                device.defer(error);
+            }
+            false
+        }
+    }
+}
+
+/// Maps what the request needs and takes it from there.
+pub(crate) fn grow(
+    supply: &Supply,
+    pool: &Arc<StreamPool>,
+    request: &Request,
+    beyond: Beyond,
+) -> Result<std::result::Result<Taken, Refusal>> {
+    let device = &*pool.device;
+    poll_streams(device);
+    let mut state = supply.state.lock();
+    if let Some(taken) = pool.take(request) {
+        return Ok(Ok(taken)); // another thread was faster
+    }
+    state.release_unmapped(device);
+    let peak = device.peaks.peak_allocated().max(crate::allocator::held(device).0.saturating_add(request.bytes));
+    let small = request.class == SizeClass::Small;
+    let policy = Policy::new(&device.config, supply.page_bytes, small, device.reserved(), peak);
+    let pools = device.pools();
+    let own = pools.iter().position(|other| Arc::ptr_eq(other, pool)).expect("a pool is on its device's list");
+    let bytes = request.padded_bytes();
+
+    let arena = &mut state.arenas[request.class.index()];
+    let mut locked = Locked::new(&pools);
+    let find = |arena: &Arena, locked: &Locked<'_>| {
+        plan::best_window(arena, &locked.pieces[request.class.index()], own, bytes, &policy)
+    };
+    let window = match find(arena, &locked) {
+        Some(window) => window,
+        None => {
+            drop(locked);
+            match arena.reserve(&*device.driver, device.total_bytes, supply.page_bytes, bytes) {
+                Ok(()) => {}
+                Err(error) if error.kind == DriverErrorKind::AddressSpace => {
+                    return Ok(Err(Refusal::AddressSpace));
+                }
+                Err(error) => return Err(Error::Driver(device.noted(error))),
+            }
+            locked = Locked::new(&pools);
+            match find(arena, &locked) {
+                Some(window) => window,
+                None => return Ok(Err(Refusal::AddressSpace)),
+            }
+        }
+    };
+    let except = Some((request.class, window.start, window.end));
+    let idle = || plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, except);
+    let Some(plan) = plan::sources(&window, &policy, small, beyond, idle) else {
+        return Ok(Err(Refusal::Device));
+    };
+    let (epoch, moving) = detach(&mut locked, request.class, &window, &plan);
+    drop(locked);
+
+    let outcome = state.carry_out(device, request.class, &plan, moving);
+    state.attach(device, pool, request, &window, &plan, epoch, outcome)
+}
+
+/// Takes the window's memory and the pages of the plan out of the pools. Returns the latest epoch of the pool's own
+/// part, and where moved handles were.
+fn detach(locked: &mut Locked<'_>, class: SizeClass, window: &Window, plan: &plan::Plan) -> (u64, Vec<Idle>) {
+    let mut epoch = 0;
+    for &(start, bytes) in &window.own {
+        epoch = epoch.max(locked.cut(class, start, bytes).0);
+    }
+    for &(start, bytes) in &window.others {
+        locked.cut(class, start, bytes); // its work has passed: no epoch of the new owner's stream is needed
+    }
+    let mut moving = Vec::new();
+    for step in &plan.steps {
+        if let plan::Source::Move(handle) = step.source {
+            moving.push(handle);
+        }
+    }
+    for handle in plan.releases.iter().chain(&moving) {
+        locked.cut(handle.class, handle.at, handle.bytes);
+    }
+    (epoch, moving)
+}
+
+/// Gives idle pages back to the driver, the longest unused first, until `target` bytes or less are reserved. Waits for
+/// nothing. Returns the bytes.
+///
+/// # Errors
+/// What the driver says; what was not given back is cached as before.
+pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64> {
+    poll_streams(device);
+    let mut state = supply.state.lock();
+    state.release_unmapped(device);
+    let pools = device.pools();
+    let mut locked = Locked::new(&pools);
+    let mut excess = device.reserved().saturating_sub(target);
+    let mut chosen = Vec::new();
+    for handle in plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, None) {
+        if excess == 0 {
+            break;
+        }
+        excess = excess.saturating_sub(handle.bytes);
+        let (epoch, owner) = locked.cut(handle.class, handle.at, handle.bytes);
+        chosen.push((handle, epoch, Arc::clone(&pools[owner])));
+    }
+    drop(locked);
+    let mut freed = 0;
+    let mut failed = None;
+    for (handle, epoch, owner) in chosen {
+        let result = match failed {
+            None => state.release(device, handle),
+            Some(_) => Err(None),
+        };
+        match result {
+            Ok(()) => freed += handle.bytes,
+            Err(error) => {
+                failed = failed.or(error);
+                owner.core.lock().insert_span(handle.class, handle.at, handle.bytes, epoch);
+            }
+        }
+    }
+    match failed {
+        Some(error) => Err(Error::Driver(device.noted(error))),
+        None => Ok(freed),
+    }
+}
+
+/// Lets another device use all memory that is mapped, now and later.
+///
+/// # Errors
+/// What the driver says; access is then as before, for what will be mapped, too.
+pub(crate) fn grant_access(supply: &Supply, device: &Device, peer: u32) -> Result<()> {
+    let mut state = supply.state.lock();
+    if state.access.contains(&peer) {
+        return Ok(());
+    }
+    let mut access = state.access.clone();
+    access.push(peer);
+    for arena in &state.arenas {
+        for (&at, handle) in &arena.handles {
+            device.checked(device.driver.set_access(DevicePtr(at), handle.bytes, &access))?;
+        }
+    }
+    state.access = access;
+    Ok(())
+}
+
+/// What the supply holds, for `validate`: reserved bytes, and the mapped ranges of a size class that pools own.
+impl State {
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        let mapped: u64 = self.arenas.iter().map(Arena::mapped_bytes).sum();
+        mapped + self.unmapped.iter().map(|handle| handle.bytes).sum::<u64>()
+    }
+
+    pub(crate) fn owned_handles(&self, class: SizeClass) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let handles = self.arenas[class.index()].handles.iter();
+        handles.filter(move |(at, _)| !self.stuck.contains(&(class, **at))).map(|(&at, handle)| (at, handle.bytes))
+    }
+}
+
+/// The end: every page goes back, and every range of addresses.
+pub(crate) fn dismantle(supply: &Supply, device: &Device) {
+    let mut state = supply.state.lock();
+    state.release_unmapped(device);
+    let mut result: std::result::Result<(), DriverError> = Ok(());
+    for class in SizeClass::ALL {
+        let handles: Vec<_> =
+            state.arenas[class.index()].handles.iter().map(|(&at, handle)| (at, handle.bytes)).collect();
+        for (at, bytes) in handles {
+            if let Err(error) = state.release(device, Idle { class, at, bytes, age: 0 }) {
+                result = result.and(error.map_or(Ok(()), Err));
+            }
+        }
+    }
+    state.release_unmapped(device);
+    if state.arenas.iter().all(|arena| arena.handles.is_empty()) {
+        for arena in &mut state.arenas {
+            result = result.and(arena.free_ranges(&*device.driver));
+        }
+    }
+    if let Err(error) = result {
+        device.defer(error);
+    }
+}

@@ -1,0 +1,319 @@
+//! Where a request goes, and which pages it takes: the decisions of one growth, without a driver.
+
+use super::arena::Arena;
+use super::policy::{MERGE_MOVES, OVERSHOOT, Policy};
+use crate::block::BlockId;
+use crate::size::SizeClass;
+use std::collections::BTreeMap;
+
+/// A free block of some pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) bytes: u64,
+    /// Index of its pool among those that the caller has locked.
+    pub(crate) owner: usize,
+    pub(crate) id: BlockId,
+    /// How long it has been free, in searches.
+    pub(crate) age: u32,
+    /// Whether all work that used it has passed.
+    pub(crate) passed: bool,
+}
+
+/// The free blocks of one size class, of all pools, by address.
+pub(crate) type Pieces = BTreeMap<u64, Piece>;
+
+/// Memory to be mapped in a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fill {
+    pub(crate) at: u64,
+    /// Bytes that must be mapped, from `at` on.
+    pub(crate) must: u64,
+    /// Bytes that may be.
+    pub(crate) room: u64,
+}
+
+/// A place for a request: addresses, some of them free memory of its pool, some of others, some gaps.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Window {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) fills: Vec<Fill>,
+    /// Sum of what must be mapped.
+    pub(crate) need: u64,
+    /// Parts of the pool's own free blocks: start and bytes.
+    pub(crate) own: Vec<(u64, u64)>,
+    /// Whole handles of other pools' free blocks: start and bytes.
+    pub(crate) others: Vec<(u64, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Gap,
+    Own,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    start: u64,
+    bytes: u64,
+    kind: Kind,
+}
+
+/// The window that needs the fewest bytes mapped, the lowest address among equals; `None` if there is no room.
+///
+/// Looks at every run of free blocks and gaps, from each block forwards and backwards. O(runs × their length).
+pub(crate) fn best_window(
+    arena: &Arena,
+    pieces: &Pieces,
+    own: usize,
+    bytes: u64,
+    policy: &Policy,
+) -> Option<Window> {
+    let mut items: Vec<Item> = arena
+        .gaps(policy.page_bytes)
+        .into_iter()
+        .map(|(start, bytes)| Item { start, bytes, kind: Kind::Gap })
+        .collect();
+    for (&start, piece) in pieces {
+        if piece.owner == own {
+            items.push(Item { start, bytes: piece.bytes, kind: Kind::Own });
+        } else if piece.passed {
+            // Only whole handles change hands, so that they stay movable.
+            let (mut from, mut to) = (0, 0);
+            for (at, handle) in arena.whole_handles(start, start + piece.bytes) {
+                from = if to == 0 { at } else { from };
+                to = at + handle.bytes;
+            }
+            if to > from {
+                items.push(Item { start: from, bytes: to - from, kind: Kind::Other });
+            }
+        }
+    }
+    items.sort_unstable_by_key(|item| item.start);
+    let runs = items.chunk_by(|a, b| a.start + a.bytes == b.start);
+    let windows = runs.filter(|run| run.iter().map(|item| item.bytes).sum::<u64>() >= bytes).flat_map(|run| {
+        let forwards = (0..run.len()).filter_map(|from| window(arena, run[from..].iter(), bytes, false, policy));
+        let backwards = (0..run.len())
+            .filter(|&from| run[from].kind != Kind::Gap)
+            .filter_map(|from| window(arena, run[..=from].iter().rev(), bytes, true, policy));
+        forwards.chain(backwards)
+    });
+    windows.min_by_key(|window| (window.need, window.start))
+}
+
+/// The window that starts with the first item (or, backwards, ends with it).
+fn window<'a>(
+    arena: &Arena,
+    items: impl Iterator<Item = &'a Item>,
+    bytes: u64,
+    backwards: bool,
+    policy: &Policy,
+) -> Option<Window> {
+    let mut window = Window::default();
+    let mut left = bytes;
+    let mut first = true;
+    for item in items {
+        let part = item.bytes.min(left);
+        left -= part;
+        let start = if backwards { item.start + item.bytes - part } else { item.start };
+        let end = start + part;
+        if first {
+            (window.start, window.end) = (start, end);
+            first = false;
+        } else if backwards {
+            window.start = start;
+        } else {
+            window.end = end;
+        }
+        match item.kind {
+            Kind::Gap => {
+                let must = policy.in_pages(part).min(item.bytes);
+                window.need += must;
+                let at = if backwards { item.start + item.bytes - must } else { item.start };
+                window.fills.push(Fill { at, must, room: if backwards { must } else { item.bytes } });
+            }
+            Kind::Own => window.own.push((start, part)),
+            Kind::Other => {
+                let handles = arena.handles.range(..=start).next_back().map_or(start, |(&at, _)| at);
+                let covered = arena.handles.range(handles..end).map(|(at, handle)| at + handle.bytes).next_back();
+                window.others.push((handles, covered.unwrap_or(end) - handles));
+            }
+        }
+        if left == 0 {
+            window.own.sort_unstable();
+            return Some(window);
+        }
+    }
+    None
+}
+
+/// A mapped handle all of which is unused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Idle {
+    pub(crate) class: SizeClass,
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
+    pub(crate) age: u32,
+}
+
+/// Every handle that may be moved or given back, the longest unused first, large before small. `except` is a range of
+/// addresses of one class that stays.
+pub(crate) fn idle_handles(
+    arenas: &[Arena; 2],
+    pieces: &[Pieces; 2],
+    page_bytes: u64,
+    except: Option<(SizeClass, u64, u64)>,
+) -> Vec<Idle> {
+    let mut idle = Vec::new();
+    for class in SizeClass::ALL {
+        let arena = &arenas[class.index()];
+        for (&start, piece) in
+            pieces[class.index()].iter().filter(|(_, piece)| piece.passed && piece.bytes >= page_bytes)
+        {
+            for (at, handle) in arena.whole_handles(start, start + piece.bytes) {
+                let stays =
+                    except.is_some_and(|(of, from, to)| of == class && at < to && at + handle.bytes > from);
+                if !stays {
+                    idle.push(Idle { class, at, bytes: handle.bytes, age: piece.age });
+                }
+            }
+        }
+    }
+    idle.sort_by_key(|handle| (u32::MAX - handle.age, u64::MAX - handle.bytes, handle.class, handle.at));
+    idle
+}
+
+/// Where the memory of a fill comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A new handle.
+    Fresh,
+    /// A handle that is unmapped elsewhere.
+    Move(Idle),
+}
+
+/// One handle to be mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
+    pub(crate) source: Source,
+}
+
+/// What a growth does: handles given back first, then handles mapped.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) releases: Vec<Idle>,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// Whether fresh memory may be taken beyond the allowance when nothing else is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beyond {
+    Allowed,
+    Forbidden,
+    /// No, and there is no allowance: nothing is fresh but what replaces pages that are given back.
+    Spent,
+}
+
+/// Chooses the pages for a window's gaps; `None` if there are not enough and `beyond` forbids to take more.
+pub(crate) fn sources(
+    window: &Window,
+    policy: &Policy,
+    small: bool,
+    beyond: Beyond,
+    idle: impl FnOnce() -> Vec<Idle>,
+) -> Option<Plan> {
+    let mut plan = Plan::default();
+    let mut allowance = if beyond == Beyond::Spent { 0 } else { policy.allowance };
+    let mut left = window.need;
+    if allowance >= left {
+        for fill in &window.fills {
+            let spare = (allowance - left) / policy.page_bytes * policy.page_bytes;
+            let bytes = (fill.must + policy.ahead.min(spare).saturating_sub(fill.must)).min(fill.room);
+            plan.fresh(fill.at, bytes, policy.handle_max);
+            allowance -= bytes;
+            left -= fill.must;
+        }
+        return Some(plan);
+    }
+    let mut idle = idle();
+    for fill in &window.fills {
+        let given_back = plan.fill(fill, policy, small, beyond, allowance, &mut idle)?;
+        allowance = (allowance + given_back.0).saturating_sub(given_back.1);
+    }
+    Some(plan)
+}
+
+impl Plan {
+    /// New handles over `bytes` from `at` on.
+    fn fresh(&mut self, mut at: u64, mut bytes: u64, handle_max: u64) {
+        while bytes > 0 {
+            let size = bytes.min(handle_max);
+            self.steps.push(Step { at, bytes: size, source: Source::Fresh });
+            at += size;
+            bytes -= size;
+        }
+    }
+
+    /// Fills one gap from idle handles as far as the allowance does not reach. Returns the bytes given back and the
+    /// fresh bytes.
+    fn fill(
+        &mut self,
+        fill: &Fill,
+        policy: &Policy,
+        small: bool,
+        beyond: Beyond,
+        allowance: u64,
+        idle: &mut Vec<Idle>,
+    ) -> Option<(u64, u64)> {
+        let (mut moves, mut releases) = (Vec::new(), Vec::new());
+        let (mut missing, mut room) = (fill.must, fill.room);
+        while missing > allowance {
+            let limit = (missing * OVERSHOOT).min(room);
+            let fits = idle.iter().position(|handle| handle.bytes <= missing || handle.bytes <= limit);
+            let smallest = || {
+                let fitting = idle.iter().enumerate().filter(|(_, handle)| !small && handle.bytes <= room);
+                fitting.min_by_key(|(_, handle)| handle.bytes).map(|(index, _)| index)
+            };
+            let Some(index) = fits.or_else(smallest) else { break };
+            let handle = idle.remove(index);
+            room -= handle.bytes;
+            missing = missing.saturating_sub(handle.bytes);
+            moves.push(handle);
+        }
+        // What does not fit is given back, and as much is made anew.
+        let mut fresh_room = allowance;
+        while missing > fresh_room && !idle.is_empty() {
+            let short = missing - fresh_room;
+            let enough = idle.iter().enumerate().filter(|(_, handle)| handle.bytes >= short);
+            let index = enough.min_by_key(|(_, handle)| handle.bytes).map_or(0, |(index, _)| index);
+            let handle = idle.remove(index);
+            fresh_room += handle.bytes;
+            releases.push(handle);
+        }
+        if missing > fresh_room && beyond != Beyond::Allowed {
+            return None;
+        }
+        let whole = usize::try_from(fill.must.div_ceil(policy.handle_max)).unwrap_or(usize::MAX);
+        let fresh = if moves.len() + releases.len() >= MERGE_MOVES.saturating_mul(whole) {
+            // Many small handles: fewer, larger ones in their place cost less, now and the next time.
+            releases.append(&mut moves);
+            let each = policy.in_pages(fill.must.div_ceil(whole as u64));
+            self.fresh(fill.at, fill.must, each);
+            fill.must
+        } else {
+            let mut at = fill.at;
+            for handle in moves {
+                self.steps.push(Step { at, bytes: handle.bytes, source: Source::Move(handle) });
+                at += handle.bytes;
+            }
+            self.fresh(at, missing, policy.handle_max);
+            missing
+        };
+        let given_back = releases.iter().map(|handle| handle.bytes).sum();
+        self.releases.append(&mut releases);
+        Some((given_back, fresh))
+    }
+}

@@ -1,0 +1,66 @@
+//! The numbers that decide how expandable segments take, move and give back pages.
+//!
+//! Chosen by replaying the traces in `benches/traces`; `docs/architecture.md` has the curves and what else was tried.
+
+use crate::config::Config;
+use crate::size::MIB;
+
+/// A program's peak counts as at least this much when slack is turned into bytes: a small program may hold a little
+/// more than its share, which costs nobody anything and saves it many moves.
+const SLACK_FLOOR_BYTES: u64 = 2500 * MIB;
+
+/// The largest handle that is created: this part of the peak, within bounds. Larger handles cost fewer calls, smaller
+/// ones are less often pinned by a live block.
+const HANDLE_PART: u64 = 60;
+const HANDLE_MIN_BYTES: u64 = 8 * MIB;
+const HANDLE_MAX_BYTES: u64 = 40 * MIB;
+
+/// While there is slack, at least this part of what is reserved is created at once, ahead of need.
+const AHEAD_PART: u64 = 64;
+const AHEAD_SMALL_PART: u64 = 512;
+
+/// A moved handle may be this much larger than what is still missing.
+pub(crate) const OVERSHOOT: u64 = 2;
+
+/// From this many moves for one new handle on, the pages are given back and a new handle is made instead: it costs
+/// less, and the next move of that memory is one handle.
+pub(crate) const MERGE_MOVES: usize = 4;
+
+/// What is decided for one growth, from the state at its start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    pub(crate) page_bytes: u64,
+    /// Fresh bytes that may be taken.
+    pub(crate) allowance: u64,
+    /// The largest handle to create.
+    pub(crate) handle_max: u64,
+    /// What is created ahead of need, if the allowance permits.
+    pub(crate) ahead: u64,
+}
+
+impl Policy {
+    pub(crate) fn new(config: &Config, page_bytes: u64, small: bool, reserved: u64, peak_allocated: u64) -> Self {
+        let pages = |bytes: u64| bytes / page_bytes * page_bytes;
+        let extra = config.slack - 1.0;
+        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let slack = (extra * peak_allocated.max(SLACK_FLOOR_BYTES) as f64) as u64;
+        let handle_max =
+            pages(peak_allocated / HANDLE_PART).clamp(HANDLE_MIN_BYTES, HANDLE_MAX_BYTES).max(page_bytes);
+        let ahead = if small {
+            pages(reserved / AHEAD_SMALL_PART).max(page_bytes).min(handle_max)
+        } else {
+            pages(reserved / AHEAD_PART).clamp(page_bytes, handle_max)
+        };
+        Self {
+            page_bytes,
+            allowance: peak_allocated.saturating_add(slack).saturating_sub(reserved),
+            handle_max,
+            ahead,
+        }
+    }
+
+    /// `bytes` in whole pages.
+    pub(crate) fn in_pages(&self, bytes: u64) -> u64 {
+        bytes.next_multiple_of(self.page_bytes)
+    }
+}
