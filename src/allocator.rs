@@ -308,6 +308,10 @@ impl CachingAllocator {
                         let base = DevicePtr(block.addr);
                         Error::UnknownPointer { ptr, device, inside: (base != ptr).then_some(base) }
                     }
+                    // Not an address that a block can have, so it was never handed out.
+                    _ if !ptr.0.is_multiple_of(MIN_BLOCK_BYTES) => {
+                        Error::UnknownPointer { ptr, device, inside: None }
+                    }
                     _ => Error::NotLive { ptr, device },
                 };
             }
@@ -339,11 +343,11 @@ impl CachingAllocator {
         let mut freed = 0;
         loop {
             reclaim::finish_gone(device);
-            let finished = self.poll();
+            self.poll();
             let now = reclaim::release_all_cached(device)?;
             freed += now;
             // Giving back took a while: more may have passed.
-            if finished == 0 || now == 0 {
+            if now == 0 {
                 break;
             }
         }

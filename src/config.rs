@@ -191,7 +191,7 @@ impl Default for Config {
             soft_limit_bytes: None,
             initial_bytes: 0,
             on_pending: OnPending::default(),
-            slack: 1.02,
+            slack: 1.014,
         }
     }
 }

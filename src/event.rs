@@ -185,12 +185,20 @@ impl StreamClock {
     /// Closes the open epoch if it is `epoch`; false if a capture of the stream forbids it. A stream that is gone
     /// has nothing to record.
     fn close(&self, closed: &mut Closed, epoch: u64) -> Result<bool, DriverError> {
-        if closed.gone || epoch < self.now() {
+        // Not `epoch < self.now()`: an epoch whose event could not be recorded has none that stands for it.
+        let has_event = closed.queue.back().is_some_and(|(latest, _)| *latest >= epoch);
+        if closed.gone || has_event || self.has_passed(epoch) {
             return Ok(true);
         }
-        if self.driver().is_capturing(self.key)? {
+        match self.driver().is_capturing(self.key) {
             // An event would become part of the graph. The epoch stays open until the capture ends.
-            return Ok(false);
+            Ok(true) => return Ok(false),
+            Ok(false) => {}
+            Err(error) if error.kind == DriverErrorKind::StreamGone => {
+                closed.gone |= self.key.handle != StreamHandle::PER_THREAD_DEFAULT;
+                return Ok(true);
+            }
+            Err(error) => return Err(error),
         }
         let event = self.events.take()?;
         // The order of these two lines is the point; see the module's text.

@@ -279,9 +279,15 @@ impl PoolCore {
         if !self.rules.counts_inactive_split {
             return false;
         }
-        self.stats.split_goes(class, merged.0, merged.1);
         let block = &self.blocks[id];
-        !block.is_whole_segment() && self.stats.split_appears(class, 1, block.size)
+        if block.is_whole_segment() {
+            self.stats.split_goes(class, merged.0, merged.1);
+            return false;
+        }
+        // As in PyTorch, the running sums take in only the net change: what merges neither goes nor comes.
+        let bytes = block.size - merged.1;
+        self.stats.split_goes(class, merged.0.saturating_sub(1), 0);
+        self.stats.split_appears(class, 1u64.saturating_sub(merged.0), bytes)
     }
 
     /// Merges a free block that is not in the index with its free neighbours, and inserts the result. Returns it
@@ -406,6 +412,12 @@ impl PoolCore {
             spans.map(move |(&base, &first)| Run { base, first, class, expandable: true })
         });
         segments.chain(spans)
+    }
+
+    /// The latest epoch of its stream that any free block was used in.
+    pub(crate) fn latest_free_epoch(&self) -> u64 {
+        let free = SizeClass::ALL.iter().flat_map(|class| self.free[class.index()].iter(&self.blocks));
+        free.map(|id| self.blocks[id].epoch).max().unwrap_or(0)
     }
 
     /// Whether the pool owns no memory.

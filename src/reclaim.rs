@@ -185,17 +185,22 @@ pub(crate) fn poll(pool: &StreamPool) -> usize {
     finish(pool)
 }
 
-/// Waits for the device if pending frees wait for streams that are destroyed: nothing else tells when they are done.
+/// Waits for the device if memory waits for streams that are destroyed: nothing else tells when their work is done.
+/// Fixed segments need that for pending frees only, since giving them back waits by itself.
 pub(crate) fn finish_gone(device: &Device) {
     for pool in device.pools() {
-        let gone: Vec<_> = {
+        let (mut waits, free) = {
             let core = pool.core.lock();
-            let waits = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned());
-            waits.filter(|(clock, epoch)| !clock.has_passed(*epoch)).collect()
+            let waits: Vec<_> = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned()).collect();
+            (waits, if device.expandable { core.latest_free_epoch() } else { 0 })
         };
-        for (clock, epoch) in gone {
-            if clock.is_gone()
-                && let Err(error) = clock.wait(epoch)
+        waits.push((Arc::clone(&pool.clock), free));
+        for (clock, epoch) in waits {
+            let passed = clock
+                .poll(epoch)
+                .and_then(|passed| if !passed && clock.is_gone() { clock.wait(epoch) } else { Ok(()) });
+            if let Err(error) = passed
+                && error.kind != DriverErrorKind::Capturing
             {
                 device.defer(error);
             }

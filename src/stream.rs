@@ -116,6 +116,9 @@ impl StreamPool {
         let segments: Vec<_> = unused.into_iter().map(|number| self.detach_segment(&mut core, number)).collect();
         drop(core);
         for segment in &segments {
+            if self.device.driver.check_usable().is_err() {
+                return; // shut down or lost: no segment can be given back any more
+            }
             if let Err(error) = self.free_segment(segment) {
                 self.device.defer(error);
             }
@@ -157,10 +160,9 @@ impl StreamPool {
     fn settle(&self) {
         let (latest, mut waits) = {
             let core = self.core.lock();
-            let free = SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
             let waits: Vec<_> = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned()).collect();
-            let used = free.chain(core.pending.iter().map(|entry| entry.block));
-            (used.map(|id| core.blocks[id].epoch).max().unwrap_or(0), waits)
+            let pending = core.pending.iter().map(|entry| core.blocks[entry.block].epoch).max().unwrap_or(0);
+            (core.latest_free_epoch().max(pending), waits)
         };
         waits.push((Arc::clone(&self.clock), latest));
         for (clock, epoch) in waits {

@@ -116,7 +116,10 @@ fn check_pool(core: &PoolCore) -> Result<Vec<(Run, u64)>, InvariantViolation> {
             if block.addr != addr || block.prev != before || block.class != run.class {
                 return Err(broken("I1", at, format!("expected at {addr:#x}")));
             }
-            if block.size == 0 || block.size % MIN_BLOCK_BYTES != 0 || block.addr % MIN_BLOCK_BYTES != 0 {
+            if block.size == 0
+                || !block.size.is_multiple_of(MIN_BLOCK_BYTES)
+                || !block.addr.is_multiple_of(MIN_BLOCK_BYTES)
+            {
                 return Err(broken("I2", at, format!("{} bytes", block.size)));
             }
             if before != NONE && block.state() == State::Free && core.blocks[before].state() == State::Free {

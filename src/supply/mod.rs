@@ -28,7 +28,7 @@ use crate::size::SizeClass;
 use crate::stream::StreamPool;
 use crate::sync::{Mutex, MutexGuard};
 use arena::{Arena, Handle};
-use plan::{Beyond, Idle, Piece, Pieces, Window};
+use plan::{Beyond, Idle, Order, Piece, Pieces, Window};
 use policy::Policy;
 use std::sync::Arc;
 
@@ -108,15 +108,8 @@ impl<'a> Locked<'a> {
 /// Asks the driver how far the streams are whose free memory could be moved. Errors are kept for later.
 pub(crate) fn poll_streams(device: &Device) {
     for pool in device.pools() {
-        let latest = {
-            let core = pool.core.lock();
-            let free = SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
-            let epochs = free.map(|id| core.blocks[id].epoch).filter(|epoch| !pool.clock.has_passed(*epoch));
-            epochs.max()
-        };
-        if let Some(epoch) = latest
-            && let Err(error) = pool.clock.poll(epoch)
-        {
+        let latest = pool.core.lock().latest_free_epoch();
+        if let Err(error) = pool.clock.poll(latest) {
             device.defer(error);
         }
     }
@@ -172,29 +165,27 @@ pub(crate) fn grow(
     let arena = &mut state.arenas[request.class.index()];
     let mut locked = Locked::new(&pools);
     let find = |arena: &Arena, locked: &Locked<'_>| {
-        plan::best_window(arena, &locked.pieces[request.class.index()], own, bytes, &policy)
+        plan::best_windows(arena, &locked.pieces[request.class.index()], own, bytes, &policy)
     };
-    let window = match find(arena, &locked) {
-        Some(window) => window,
-        None => {
-            drop(locked);
-            match arena.reserve(&*device.driver, device.total_bytes, supply.page_bytes, bytes) {
-                Ok(()) => {}
-                Err(error) if error.kind == DriverErrorKind::AddressSpace => {
-                    return Ok(Err(Refusal::AddressSpace));
-                }
-                Err(error) => return Err(Error::Driver(device.noted(error))),
-            }
-            locked = Locked::new(&pools);
-            match find(arena, &locked) {
-                Some(window) => window,
-                None => return Ok(Err(Refusal::AddressSpace)),
-            }
+    let mut windows = find(arena, &locked);
+    if windows.is_empty() {
+        drop(locked);
+        match arena.reserve(&*device.driver, device.total_bytes, supply.page_bytes, bytes) {
+            Ok(()) => {}
+            Err(error) if error.kind == DriverErrorKind::AddressSpace => return Ok(Err(Refusal::AddressSpace)),
+            Err(error) => return Err(Error::Driver(device.noted(error))),
         }
+        locked = Locked::new(&pools);
+        windows = find(arena, &locked);
+        if windows.is_empty() {
+            return Ok(Err(Refusal::AddressSpace));
+        }
+    }
+    let idle = |window: &Window, order| {
+        let except = Some((request.class, window.start, window.end));
+        plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, except, order)
     };
-    let except = Some((request.class, window.start, window.end));
-    let idle = || plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, except);
-    let Some(plan) = plan::sources(&window, &policy, small, beyond, idle) else {
+    let Some((window, plan)) = plan::cheapest(windows, &policy, small, beyond, idle) else {
         return Ok(Err(Refusal::Device));
     };
     let (epoch, moving) = detach(&mut locked, request.class, &window, &plan);
@@ -239,7 +230,7 @@ pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64>
     let mut locked = Locked::new(&pools);
     let mut excess = device.reserved().saturating_sub(target);
     let mut chosen = Vec::new();
-    for handle in plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, None) {
+    for handle in plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, None, Order::Oldest) {
         if excess == 0 {
             break;
         }
@@ -251,14 +242,12 @@ pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64>
     let mut freed = 0;
     let mut failed = None;
     for (handle, epoch, owner) in chosen {
-        let result = match failed {
-            None => state.release(device, handle),
-            Some(_) => Err(None),
-        };
+        let result = if failed.is_none() { state.release(device, handle) } else { Ok(()) };
         match result {
-            Ok(()) => freed += handle.bytes,
-            Err(error) => {
-                failed = failed.or(error);
+            Ok(()) if failed.is_none() => freed += handle.bytes,
+            Err(None) => {} // unmapped, and kept among such handles: nobody's memory any more
+            Ok(()) | Err(Some(_)) => {
+                failed = failed.or(result.err().flatten());
                 owner.core.lock().insert_span(handle.class, handle.at, handle.bytes, epoch);
             }
         }

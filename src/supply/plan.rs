@@ -1,7 +1,7 @@
 //! Where a request goes, and which pages it takes: the decisions of one growth, without a driver.
 
 use super::arena::Arena;
-use super::policy::{MERGE_MOVES, OVERSHOOT, Policy};
+use super::policy::{CREATE_MICROS, MERGE_MOVES, MOVE_MICROS, OVERSHOOT, Policy, WINDOWS_MAX, release_micros};
 use crate::block::BlockId;
 use crate::size::SizeClass;
 use std::collections::BTreeMap;
@@ -60,16 +60,16 @@ struct Item {
     kind: Kind,
 }
 
-/// The window that needs the fewest bytes mapped, the lowest address among equals; `None` if there is no room.
+/// The windows that need the fewest bytes mapped, the lowest address first among equals. None if there is no room.
 ///
 /// Looks at every run of free blocks and gaps, from each block forwards and backwards. O(runs × their length).
-pub(crate) fn best_window(
+pub(crate) fn best_windows(
     arena: &Arena,
     pieces: &Pieces,
     own: usize,
     bytes: u64,
     policy: &Policy,
-) -> Option<Window> {
+) -> Vec<Window> {
     let mut items: Vec<Item> = arena
         .gaps(policy.page_bytes)
         .into_iter()
@@ -99,7 +99,10 @@ pub(crate) fn best_window(
             .filter_map(|from| window(arena, run[..=from].iter().rev(), bytes, true, policy));
         forwards.chain(backwards)
     });
-    windows.min_by_key(|window| (window.need, window.start))
+    let mut windows: Vec<Window> = windows.collect();
+    windows.sort_unstable_by_key(|window| (window.need, window.start));
+    windows.truncate(WINDOWS_MAX);
+    windows
 }
 
 /// The window that starts with the first item (or, backwards, ends with it).
@@ -157,13 +160,22 @@ pub(crate) struct Idle {
     pub(crate) age: u32,
 }
 
-/// Every handle that may be moved or given back, the longest unused first, large before small. `except` is a range of
-/// addresses of one class that stays.
+/// In which order idle handles are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The longest unused first: what is not coming back.
+    Oldest,
+    /// The largest first: the fewest calls.
+    Largest,
+}
+
+/// Every handle that may be moved or given back. `except` is a range of addresses of one class that stays.
 pub(crate) fn idle_handles(
     arenas: &[Arena; 2],
     pieces: &[Pieces; 2],
     page_bytes: u64,
     except: Option<(SizeClass, u64, u64)>,
+    order: Order,
 ) -> Vec<Idle> {
     let mut idle = Vec::new();
     for class in SizeClass::ALL {
@@ -180,8 +192,44 @@ pub(crate) fn idle_handles(
             }
         }
     }
-    idle.sort_by_key(|handle| (u32::MAX - handle.age, u64::MAX - handle.bytes, handle.class, handle.at));
+    let (age, size) = (|handle: &Idle| u64::from(u32::MAX - handle.age), |handle: &Idle| u64::MAX - handle.bytes);
+    idle.sort_unstable_by_key(|handle| {
+        let (first, second) = match order {
+            Order::Oldest => (age(handle), size(handle)),
+            Order::Largest => (size(handle), age(handle)),
+        };
+        (first, second, handle.class, handle.at)
+    });
     idle
+}
+
+/// The cheapest window and its plan, by what the driver will charge; the first of those that need no page but fresh
+/// ones. `idle` gives the handles that may go to a window, in an order.
+pub(crate) fn cheapest(
+    windows: Vec<Window>,
+    policy: &Policy,
+    small: bool,
+    beyond: Beyond,
+    idle: impl Fn(&Window, Order) -> Vec<Idle>,
+) -> Option<(Window, Plan)> {
+    let mut best: Option<(u64, Window, Plan)> = None;
+    for window in windows {
+        let fresh = policy.allowance >= window.need && beyond != Beyond::Spent;
+        for order in [Order::Oldest, Order::Largest] {
+            let Some(plan) = sources(&window, policy, small, beyond, || idle(&window, order)) else { continue };
+            let micros = plan.micros();
+            if best.as_ref().is_none_or(|(least, ..)| micros < *least) {
+                best = Some((micros, window.clone(), plan));
+            }
+            if fresh {
+                break;
+            }
+        }
+        if fresh {
+            break;
+        }
+    }
+    best.map(|(_, window, plan)| (window, plan))
 }
 
 /// Where the memory of a fill comes from.
@@ -218,7 +266,7 @@ pub(crate) enum Beyond {
 }
 
 /// Chooses the pages for a window's gaps; `None` if there are not enough and `beyond` forbids to take more.
-pub(crate) fn sources(
+fn sources(
     window: &Window,
     policy: &Policy,
     small: bool,
@@ -247,6 +295,15 @@ pub(crate) fn sources(
 }
 
 impl Plan {
+    /// About what the driver will charge, in microseconds.
+    pub(crate) fn micros(&self) -> u64 {
+        let steps = self.steps.iter().map(|step| match step.source {
+            Source::Fresh => CREATE_MICROS,
+            Source::Move(_) => MOVE_MICROS,
+        });
+        steps.chain(self.releases.iter().map(|handle| release_micros(handle.bytes))).sum()
+    }
+
     /// New handles over `bytes` from `at` on.
     fn fresh(&mut self, mut at: u64, mut bytes: u64, handle_max: u64) {
         while bytes > 0 {

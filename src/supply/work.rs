@@ -38,12 +38,11 @@ impl State {
     ) -> Outcome {
         let mut outcome = Outcome { mapped: Vec::new(), unmoved: moving, stop: None };
         for (index, &handle) in plan.releases.iter().enumerate() {
-            if let Err(error) = self.release(device, handle) {
-                outcome.unmoved.extend_from_slice(&plan.releases[index + usize::from(error.is_none())..]);
-                outcome.stop = error.map(Stop::Failed);
-                if outcome.stop.is_some() {
-                    return outcome;
-                }
+            // `Err(None)`: unmapped, and kept among such handles; the next one may still go.
+            if let Err(Some(error)) = self.release(device, handle) {
+                outcome.unmoved.extend_from_slice(&plan.releases[index..]);
+                outcome.stop = Some(Stop::Failed(error));
+                return outcome;
             }
         }
         let mut created = Vec::new();
@@ -67,10 +66,9 @@ impl State {
         }
         if outcome.stop.is_some() {
             for (at, bytes) in created {
-                outcome.mapped.retain(|(start, _)| *start != at);
-                if let Err(Some(error)) = self.release(device, Idle { class, at, bytes, age: 0 }) {
-                    self.stuck.push((class, at));
-                    device.defer(error);
+                match self.release(device, Idle { class, at, bytes, age: 0 }) {
+                    Err(Some(error)) => device.defer(error), // still mapped and open: the pool's free memory
+                    Ok(()) | Err(None) => outcome.mapped.retain(|(start, _)| *start != at),
                 }
             }
         }

@@ -121,6 +121,12 @@ impl AddressSpace {
         }
     }
 
+    /// The bits of the devices that may use the mapping over an address.
+    pub(super) fn access_at(&self, addr: u64) -> Option<u64> {
+        let (base, mapping) = self.mappings.range(..=addr).next_back()?;
+        (addr - base < mapping.bytes).then_some(mapping.access)
+    }
+
     /// Walks the mappings behind a range that `device` wants to use: chunk, offset in it, bytes.
     pub(super) fn walk(
         &self,

@@ -27,6 +27,13 @@ impl SimDriver {
         Ok(act(state.physical(), &pieces))
     }
 
+    /// The devices, by ordinal, that may use the memory mapped at `ptr`; none if nothing is.
+    #[must_use]
+    pub fn accessible_from(&self, ptr: DevicePtr) -> Vec<u32> {
+        let access = self.state.lock().access_at(ptr).unwrap_or(0);
+        (0..u64::BITS).filter(|device| access >> device & 1 == 1).collect()
+    }
+
     /// Copies device memory out.
     ///
     /// # Errors

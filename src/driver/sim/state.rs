@@ -297,6 +297,11 @@ impl State {
         &mut self.physical
     }
 
+    /// The bits of the devices that may use what is mapped at an address.
+    pub(super) fn access_at(&self, ptr: DevicePtr) -> Option<u64> {
+        self.addresses.access_at(ptr.0)
+    }
+
     /// The physical pieces behind a range that this device may use.
     pub(super) fn locate(&mut self, ptr: DevicePtr, bytes: u64, writes: bool) -> Result<Vec<Extent>, Violation> {
         let mut pieces = Vec::with_capacity(1);
