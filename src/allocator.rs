@@ -421,12 +421,15 @@ impl CachingAllocator {
         let lanes = device.peaks.read(&stats);
         let array = |lane: Lane| StatArray::from_scopes(lanes[lane as usize]);
         let ledger = device.ledger.lock();
+        // Pools that were busy count towards a peak with all that they may hold; no more than was reserved can have
+        // been held.
+        let held = |lane: Lane| array(lane).at_most(&ledger.reserved_bytes);
         MemoryStats {
             allocation: array(Lane::Allocation),
-            allocated_bytes: array(Lane::AllocatedBytes),
+            allocated_bytes: held(Lane::AllocatedBytes),
             requested_bytes: array(Lane::RequestedBytes),
             active: array(Lane::Active),
-            active_bytes: array(Lane::ActiveBytes),
+            active_bytes: held(Lane::ActiveBytes),
             segment: ledger.segment,
             reserved_bytes: ledger.reserved_bytes,
             inactive_split: array(Lane::InactiveSplit),

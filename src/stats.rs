@@ -442,6 +442,14 @@ impl StatArray {
         Self { all, large_pool, small_pool }
     }
 
+    /// The same with no peak above that of `other`.
+    pub(crate) fn at_most(mut self, other: &Self) -> Self {
+        self.all.peak = self.all.peak.min(other.all.peak);
+        self.large_pool.peak = self.large_pool.peak.min(other.large_pool.peak);
+        self.small_pool.peak = self.small_pool.peak.min(other.small_pool.peak);
+        self
+    }
+
     fn of_class(&mut self, class: SizeClass) -> &mut Stat {
         match class {
             SizeClass::Small => &mut self.small_pool,

@@ -8,7 +8,6 @@ use crate::event::StreamClock;
 use crate::pool::{PoolCore, Request, Rules, Taken};
 use crate::process;
 use crate::segment::Segment;
-use crate::size::SizeClass;
 use crate::supply;
 use crate::sync::{Mutex, MutexGuard};
 use std::any::Any;

@@ -1,6 +1,6 @@
 //! What the benchmarks share: the device, a generator of numbers, the workloads.
 
-#![allow(dead_code)] // each benchmark uses a part
+#![allow(dead_code, unreachable_pub)] // each benchmark uses a part
 
 use vramalloc::driver::sim::SimDriver;
 use vramalloc::{Allocation, CachingAllocator, Config, DeviceChoice, OpenDevice, Stream};
