@@ -1,6 +1,6 @@
 //! Replaying a trace through an allocator, and what that cost.
 
-use crate::driver::{CallCount, StreamHandle};
+use crate::driver::{CallCounts, StreamHandle};
 use crate::trace::{Event, Trace};
 use crate::{Allocation, CachingAllocator, Error, Stream};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub struct Report {
 #[non_exhaustive]
 pub struct Pass {
     /// Driver calls and their time.
-    pub driver: CallCount,
+    pub driver: CallCounts,
     /// Wall time of the pass's events.
     pub elapsed: Duration,
 }
@@ -89,7 +89,7 @@ impl<'a> Replay<'a> {
         let start = Instant::now();
         let result = self.run();
         let elapsed = start.elapsed();
-        let driver = self.allocator.driver().calls().since(&before).total();
+        let driver = self.allocator.driver().calls().since(&before);
         self.slots.iter_mut().for_each(|slot| *slot = None);
         result?;
         self.passes.push(Pass { driver, elapsed });

@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use vramalloc::driver::StreamHandle;
 use vramalloc::driver::sim::SimDriver;
+use vramalloc::driver::{Call, StreamHandle};
 use vramalloc::replay::{Replay, Report};
 use vramalloc::size::human_bytes;
 use vramalloc::trace::Trace;
@@ -75,14 +75,43 @@ struct Json<'a> {
     ns_per_event: Vec<f64>,
     retries: u64,
     ooms: u64,
+    #[serde(flatten)]
+    pages: Option<Pages>,
+}
+
+/// What expandable segments did with pages, pass by pass.
+#[derive(Serialize)]
+struct Pages {
+    maps: Vec<u64>,
+    unmaps: Vec<u64>,
+    creates: Vec<u64>,
+    releases: Vec<u64>,
+}
+
+impl Pages {
+    fn new(report: &Report) -> Self {
+        let calls = |call| report.passes.iter().map(|pass| pass.driver.get(call).calls).collect();
+        Self {
+            maps: calls(Call::Map),
+            unmaps: calls(Call::Unmap),
+            creates: calls(Call::CreatePages),
+            releases: calls(Call::ReleasePages),
+        }
+    }
 }
 
 /// One trace's result, ready to print.
 struct Outcome {
     trace: String,
-    segments: &'static str,
+    expandable: bool,
     device: String,
     report: Report,
+}
+
+impl Outcome {
+    fn segments(&self) -> &'static str {
+        if self.expandable { "expandable" } else { "fixed" }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -168,7 +197,7 @@ fn replay(args: &Args, config: &Config, trace: &Trace, progress: &ProgressBar) -
     }
     Ok(Outcome {
         trace: trace.name.clone(),
-        segments: if allocator.is_expandable() { "expandable" } else { "fixed" },
+        expandable: allocator.is_expandable(),
         device: allocator.driver().label(),
         report: replay.report(),
     })
@@ -181,14 +210,14 @@ fn ns_per_event(report: &Report) -> Vec<f64> {
 
 #[allow(clippy::cast_precision_loss)]
 fn driver_us(report: &Report) -> Vec<f64> {
-    report.passes.iter().map(|pass| pass.driver.nanos as f64 / 1000.0).collect()
+    report.passes.iter().map(|pass| pass.driver.total().nanos as f64 / 1000.0).collect()
 }
 
 fn json(outcome: &Outcome) -> String {
     let report = &outcome.report;
     let line = Json {
         trace: &outcome.trace,
-        segments: outcome.segments,
+        segments: outcome.segments(),
         device: &outcome.device,
         events: report.events,
         peak_requested: report.peak_requested,
@@ -196,11 +225,12 @@ fn json(outcome: &Outcome) -> String {
         peak_reserved: report.peak_reserved,
         ratio: report.ratio(),
         passes: report.passes.len(),
-        driver_calls: report.passes.iter().map(|pass| pass.driver.calls).collect(),
+        driver_calls: report.passes.iter().map(|pass| pass.driver.total().calls).collect(),
         driver_us: driver_us(report),
         ns_per_event: ns_per_event(report),
         retries: report.retries,
         ooms: report.ooms,
+        pages: outcome.expandable.then(|| Pages::new(report)),
     };
     serde_json::to_string(&line).unwrap_or_default()
 }
@@ -210,7 +240,7 @@ fn table(outcome: &Outcome) -> String {
     let bytes = |bytes: u64| format!("{} ({bytes} bytes)", human_bytes(bytes));
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header([outcome.trace.clone(), format!("{} segments on {}", outcome.segments, outcome.device)]);
+    table.set_header([outcome.trace.clone(), format!("{} segments on {}", outcome.segments(), outcome.device)]);
     table.add_row(["events".to_owned(), report.events.to_string()]);
     table.add_row(["peak requested".to_owned(), bytes(report.peak_requested)]);
     table.add_row(["peak allocated".to_owned(), bytes(report.peak_allocated)]);
@@ -219,9 +249,25 @@ fn table(outcome: &Outcome) -> String {
     let modelled = if outcome.device == "sim" { "modelled" } else { "measured" };
     let passes = report.passes.iter().zip(driver_us(report)).zip(ns_per_event(report));
     for (number, ((pass, us), ns)) in passes.enumerate() {
-        let text =
-            format!("{} driver calls, {:.2} ms {modelled}, {ns:.1} ns/event", pass.driver.calls, us / 1000.0);
+        let text = format!(
+            "{} driver calls, {:.2} ms {modelled}, {ns:.1} ns/event",
+            pass.driver.total().calls,
+            us / 1000.0
+        );
         table.add_row([format!("pass {}", number + 1), text]);
+    }
+    if outcome.expandable {
+        let pages = Pages::new(report);
+        let kinds = [
+            ("maps", pages.maps),
+            ("unmaps", pages.unmaps),
+            ("creates", pages.creates),
+            ("releases", pages.releases),
+        ];
+        for (name, counts) in kinds {
+            let counts: Vec<_> = counts.iter().map(u64::to_string).collect();
+            table.add_row([format!("{name} a pass"), counts.join(", ")]);
+        }
     }
     table.add_row(["retries".to_owned(), report.retries.to_string()]);
     if let Some(column) = table.column_mut(1) {
