@@ -44,7 +44,7 @@ fn replay(trace: &Trace, conf: &str) -> Result<[(f64, f64); 2], Box<dyn Error>> 
     let allocator = CachingAllocator::new(driver, conf.parse::<Config>()?)?;
     let mut replay = Replay::new(&allocator, trace, &streams)?;
     let mut pass = || {
-        let ms = replay.pass()?.driver.nanos as f64 / 1e6;
+        let ms = replay.pass()?.driver.total().nanos as f64 / 1e6;
         Ok::<_, vramalloc::Error>((replay.report().ratio(), ms))
     };
     Ok([pass()?, pass()?])

@@ -1,38 +1,17 @@
 //! What the scenarios are written in: a device, an allocator over it and its streams, checked after every step.
 
 use crate::checks::check_allocator;
+pub(crate) use crate::kinds::{Kind, each_config, each_kind};
 use std::sync::Arc;
 use vramalloc::driver::sim::{SimDriver, Work};
 use vramalloc::driver::{Call, Driver, DriverErrorKind};
 use vramalloc::{
-    Allocation, BlockState, CachingAllocator, Config, Error, MemoryStats, OutOfMemory, Result, RoundupDivisions,
-    Stream,
+    Allocation, BlockState, CachingAllocator, Config, Error, MemoryStats, OutOfMemory, Result, Stream,
 };
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
-
-/// The configurations that every scenario without figures of its own must hold under.
-pub(crate) fn configs() -> Vec<(&'static str, Config)> {
-    vec![
-        ("fixed segments", Config::default()),
-        ("fixed segments, max_split 32 MiB", Config::default().max_split_size(32 * MIB)),
-        ("fixed segments, gc from 0.3", Config::default().garbage_collection_threshold(0.3)),
-        (
-            "fixed segments, four divisions",
-            Config::default().roundup_power2_divisions(RoundupDivisions::uniform(4)),
-        ),
-    ]
-}
-
-/// Runs a scenario under each of [`configs`]; the last name printed is the one that failed.
-pub(crate) fn each_config(scenario: impl Fn(Config)) {
-    for (name, config) in configs() {
-        println!("with {name}");
-        scenario(config);
-    }
-}
 
 /// A device, the one allocator over it, and two streams.
 pub(crate) struct Gpu {
@@ -166,15 +145,34 @@ impl Gpu {
         self.active() - self.allocated()
     }
 
-    /// The successful segment calls since the last `clear_log`, as "alloc 20 MiB, free 20 MiB".
+    /// The successful calls that took, moved or gave back memory since the last `clear_log`, as "alloc 20 MiB, free
+    /// 20 MiB".
     pub(crate) fn segment_calls(&self) -> String {
         let log = self.sim.log();
-        let calls = log.iter().filter(|entry| entry.ok()).filter_map(|entry| match entry.call {
-            Call::Alloc => Some(format!("alloc {} MiB", entry.bytes / MIB)),
-            Call::Free => Some(format!("free {} MiB", entry.bytes / MIB)),
-            _ => None,
+        let calls = log.iter().filter(|entry| entry.ok()).filter_map(|entry| {
+            let name = match entry.call {
+                Call::Alloc => "alloc",
+                Call::Free => "free",
+                Call::CreatePages => "create",
+                Call::Map => "map",
+                Call::Unmap => "unmap",
+                Call::ReleasePages => "release",
+                _ => return None,
+            };
+            Some(format!("{name} {} MiB", entry.bytes / MIB))
         });
         calls.collect::<Vec<_>>().join(", ")
+    }
+
+    /// How often memory was asked for, mapped, unmapped or given back since the last `clear_log`, failures included.
+    pub(crate) fn memory_calls(&self) -> usize {
+        let calls = [Call::Alloc, Call::Free, Call::CreatePages, Call::Map, Call::Unmap, Call::ReleasePages];
+        calls.into_iter().map(|call| self.count(call)).sum()
+    }
+
+    /// How often memory was taken away from its address or given back since the last `clear_log`, failures included.
+    pub(crate) fn givings(&self) -> usize {
+        [Call::Free, Call::Unmap, Call::ReleasePages].into_iter().map(|call| self.count(call)).sum()
     }
 
     /// How often `call` was made since the last `clear_log`, failures included.

@@ -3,7 +3,7 @@
 //! onnxruntime PR 31961. These are real forks. What must hold: no driver call in the child, a clear error, no
 //! deadlock whatever other threads were doing, and a parent that notices nothing.
 
-use crate::dsl::{Gpu, MIB, driver_error, each_config};
+use crate::dsl::{Gpu, Kind as _, MIB, driver_error, each_config, each_kind};
 use crate::hooked::Hooked;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::sync::{Arc, Barrier};
@@ -127,93 +127,107 @@ fn the_child_makes_no_driver_call_and_the_parent_notices_nothing() {
 
 #[test]
 fn blocks_may_outlive_the_allocator_in_the_child() {
-    let (driver, gpu, live, _) = lived_in(Config::default());
-    let side = Side::fork();
-    if let Side::Child(_) = side {
-        let calls = driver.calls_made();
-        let Gpu { sim, allocator, s0, s1 } = gpu;
-        drop((allocator, s0, s1));
-        drop(live);
-        let more = driver.calls_made() - calls;
-        drop(sim);
-        side.join(ensure(more == 0, || format!("{more} driver calls in the child")));
-        unreachable!("the child has left");
-    }
-    side.join(Ok(()));
-    gpu.check();
+    each_config(|config| {
+        let (driver, gpu, live, _) = lived_in(config);
+        let side = Side::fork();
+        if let Side::Child(_) = side {
+            let calls = driver.calls_made();
+            let Gpu { sim, allocator, s0, s1 } = gpu;
+            drop((allocator, s0, s1));
+            drop(live);
+            let more = driver.calls_made() - calls;
+            drop(sim);
+            side.join(ensure(more == 0, || format!("{more} driver calls in the child")));
+            unreachable!("the child has left");
+        }
+        side.join(Ok(()));
+        gpu.check();
+    });
 }
 
 #[test]
 fn a_fork_while_another_thread_is_in_the_driver_does_not_hang_the_child() {
     // The other thread holds whatever it holds while it allocates, gives back or waits.
-    for call in [Call::Alloc, Call::Free, Call::EventQuery, Call::EventRecord, Call::EventSynchronize] {
-        let (driver, gpu, live, raw) = lived_in(Config::default());
-        let go_on = Arc::new(Barrier::new(2));
-        let leave = Arc::clone(&go_on);
-        let (inside, made) = std::sync::mpsc::channel();
-        let done = inside.clone();
-        driver.once_in(call, move || {
-            let _ = inside.send(true);
-            leave.wait();
-        });
-        let (allocator, stream) = (gpu.allocator.clone(), gpu.s1.clone());
-        let busy = std::thread::spawn(move || {
-            let late = allocator.alloc(2 * MIB, &stream).expect("there is room");
-            late.record_stream(&allocator.default_stream().expect("every device has one")).expect("it is ours");
-            drop(late);
-            // Larger than what is free: everything is asked, waited for and given back.
-            let result = allocator.alloc(230 * MIB, &stream).map(drop);
-            let _ = done.send(false);
-            result
-        });
-        assert!(made.recv().expect("one of the two tells"), "{call} was not made");
-        let side = Side::fork();
-        if let Side::Child(_) = side {
-            let verdict = in_child(&driver, gpu, live, raw);
-            side.join(verdict);
-            unreachable!("the child has left");
-        }
-        side.join(Ok(()));
-        go_on.wait();
-        busy.join().expect("the other thread does not panic").expect("its request can be served");
-        gpu.check();
+    each_kind(|config| {
+        let mut calls = config.moves_memory();
+        calls.extend([Call::EventQuery, Call::EventRecord, Call::EventSynchronize]);
+        calls.into_iter().for_each(|call| fork_while_in(call, config.clone()));
+    });
+}
+
+#[track_caller]
+fn fork_while_in(call: Call, config: Config) {
+    println!("in {call}");
+    let (driver, gpu, live, raw) = lived_in(config);
+    let go_on = Arc::new(Barrier::new(2));
+    let leave = Arc::clone(&go_on);
+    let (inside, made) = std::sync::mpsc::channel();
+    let done = inside.clone();
+    driver.once_in(call, move || {
+        let _ = inside.send(true);
+        leave.wait();
+    });
+    let (allocator, stream) = (gpu.allocator.clone(), gpu.s1.clone());
+    let busy = std::thread::spawn(move || {
+        let late = allocator.alloc(2 * MIB, &stream).expect("there is room");
+        late.record_stream(&allocator.default_stream().expect("every device has one")).expect("it is ours");
+        drop(late);
+        // Larger than what is free: everything is asked, waited for and given back.
+        let result = allocator.alloc(230 * MIB, &stream).map(drop);
+        let _ = done.send(false);
+        result
+    });
+    assert!(made.recv().expect("one of the two tells"), "{call} was not made");
+    let side = Side::fork();
+    if let Side::Child(_) = side {
+        let verdict = in_child(&driver, gpu, live, raw);
+        side.join(verdict);
+        unreachable!("the child has left");
     }
+    side.join(Ok(()));
+    go_on.wait();
+    busy.join().expect("the other thread does not panic").expect("its request can be served");
+    gpu.check();
 }
 
 #[test]
 fn a_child_may_open_its_own() {
-    let parent = Gpu::new(64, Config::default());
-    let side = Side::fork();
-    if let Side::Child(_) = side {
-        let open = || -> Result<(), String> {
-            let own = SimDriver::builder().capacity(64 * MIB).build();
-            let allocator =
-                CachingAllocator::new(own.clone(), Config::default()).map_err(|why| why.to_string())?;
-            let stream = allocator.default_stream().map_err(|why| why.to_string())?;
-            drop(allocator.alloc(4 * MIB, &stream).map_err(|why| why.to_string())?);
-            drop((stream, allocator));
-            ensure(own.leaks().is_empty(), || format!("the child's own allocator left {:?}", own.leaks()))
-        };
-        side.join(open());
-        unreachable!("the child has left");
-    }
-    side.join(Ok(()));
-    parent.check();
+    each_config(|config| {
+        let parent = Gpu::new(64, config.clone());
+        let side = Side::fork();
+        if let Side::Child(_) = side {
+            let open = || -> Result<(), String> {
+                let own = SimDriver::builder().capacity(64 * MIB).build();
+                let allocator =
+                    CachingAllocator::new(own.clone(), config.clone()).map_err(|why| why.to_string())?;
+                let stream = allocator.default_stream().map_err(|why| why.to_string())?;
+                drop(allocator.alloc(4 * MIB, &stream).map_err(|why| why.to_string())?);
+                drop((stream, allocator));
+                ensure(own.leaks().is_empty(), || format!("the child's own allocator left {:?}", own.leaks()))
+            };
+            side.join(open());
+            unreachable!("the child has left");
+        }
+        side.join(Ok(()));
+        parent.check();
+    });
 }
 
 #[test]
 fn a_child_that_only_frees_leaves_its_parents_figures() {
-    let gpu = Gpu::new(64, Config::default());
-    let a = gpu.alloc(4 * MIB, &gpu.s0);
-    let side = Side::fork();
-    if let Side::Child(_) = side {
-        drop(a);
-        let refused = driver_error(gpu.allocator.alloc(512, &gpu.s0)) == Kind::Forked;
-        let usable = gpu.sim.check_usable();
-        side.join(ensure(refused && usable.is_err(), || format!("the child may go on: {usable:?}")));
-        unreachable!("the child has left");
-    }
-    side.join(Ok(()));
-    assert_eq!(gpu.allocated(), a.block_bytes());
-    gpu.free(a);
+    each_config(|config| {
+        let gpu = Gpu::new(64, config);
+        let a = gpu.alloc(4 * MIB, &gpu.s0);
+        let side = Side::fork();
+        if let Side::Child(_) = side {
+            drop(a);
+            let refused = driver_error(gpu.allocator.alloc(512, &gpu.s0)) == Kind::Forked;
+            let usable = gpu.sim.check_usable();
+            side.join(ensure(refused && usable.is_err(), || format!("the child may go on: {usable:?}")));
+            unreachable!("the child has left");
+        }
+        side.join(Ok(()));
+        assert_eq!(gpu.allocated(), a.block_bytes());
+        gpu.free(a);
+    });
 }

@@ -6,6 +6,7 @@
 mod checks;
 mod dsl;
 mod hooked;
+mod kinds;
 
 mod bad_free;
 #[cfg(unix)]

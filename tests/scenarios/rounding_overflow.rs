@@ -80,12 +80,14 @@ fn alignment_does_not_push_a_size_over_the_top() {
 
 #[test]
 fn raw_addresses_are_refused_alike() {
-    let gpu = Gpu::new(64, Config::default());
-    for bytes in UNROUNDABLE {
-        let result = gpu.allocator.alloc_raw(bytes, &gpu.s0);
-        assert!(matches!(result, Err(Error::SizeOverflow { .. })), "{bytes} bytes: {result:?}");
-    }
-    gpu.check();
+    each_config(|config| {
+        let gpu = Gpu::new(64, config);
+        for bytes in UNROUNDABLE {
+            let result = gpu.allocator.alloc_raw(bytes, &gpu.s0);
+            assert!(matches!(result, Err(Error::SizeOverflow { .. })), "{bytes} bytes: {result:?}");
+        }
+        gpu.check();
+    });
 }
 
 #[test]
@@ -102,11 +104,13 @@ fn the_largest_fit_is_no_overflow() {
 
 #[test]
 fn a_limit_of_all_there_is_does_not_wrap() {
-    let limit = vramalloc::Limit::Bytes(u64::MAX);
-    let gpu = Gpu::new(64, Config::default().limit(limit));
-    let a = gpu.alloc(60 * MIB, &gpu.s0);
-    let report = gpu.oom(60 * MIB, &gpu.s0);
-    assert_eq!(report.allocated, a.block_bytes(), "{report}");
+    each_config(|config| {
+        let limit = vramalloc::Limit::Bytes(u64::MAX);
+        let gpu = Gpu::new(64, config.limit(limit));
+        let a = gpu.alloc(60 * MIB, &gpu.s0);
+        let report = gpu.oom(60 * MIB, &gpu.s0);
+        assert_eq!(report.allocated, a.block_bytes(), "{report}");
+    });
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! remedy for fixed segments is the oversize rule of pytorch PR 44742. With plain fixed segments the failure is
 //! inherent: what must hold is that the error says so, in numbers, and changes nothing.
 
-use crate::dsl::{GIB, Gpu, KIB, MIB, but_failures};
+use crate::dsl::{GIB, Gpu, KIB, Kind as _, MIB, but_failures, each_kind};
+use crate::kinds::expandable;
 use vramalloc::{Cause, Config};
 
 #[test]
@@ -68,28 +69,45 @@ fn a_block_twenty_mib_larger_is_too_large_for_an_oversize_request() {
 
 #[test]
 fn small_segments_strand_alike_and_say_so() {
-    // Four small segments of 2 MiB fill the device; half of each stays live.
-    let gpu = Gpu::new(8, Config::default());
-    let mut blocks: Vec<_> = (0..8).map(|_| Some(gpu.alloc(MIB, &gpu.s0))).collect();
-    for block in blocks.iter_mut().step_by(2) {
-        gpu.free(block.take().expect("each is freed once"));
-    }
-    let report = gpu.oom(4 * MIB, &gpu.s0);
-    assert_eq!((report.inactive_split, report.device_free), (4 * MIB, Some(0)), "{report}");
-    // The cached halves are of the other class: no block of this class is cached, so the device is what is full.
-    assert_eq!((report.cause, report.largest_free), (Cause::Device, 0), "{report}");
-    let fits = gpu.alloc(MIB, &gpu.s0);
-    assert_eq!(gpu.segment_calls(), ["alloc 2 MiB"; 4].join(", "), "{fits:?} must come from the cache");
+    each_kind(|config| {
+        // Four small segments of 2 MiB fill the device; half of each stays live.
+        let gpu = Gpu::new(8, config.clone());
+        let mut blocks: Vec<_> = (0..8).map(|_| Some(gpu.alloc(MIB, &gpu.s0))).collect();
+        for block in blocks.iter_mut().step_by(2) {
+            gpu.free(block.take().expect("each is freed once"));
+        }
+        let report = gpu.oom(4 * MIB, &gpu.s0);
+        let split = config.pick(4 * MIB, 0); // pages can leave a segment
+        assert_eq!((report.inactive_split, report.device_free), (split, Some(0)), "{report}");
+        // The cached halves are of the other class: no block of this class is cached, so the device is what is full.
+        assert_eq!((report.cause, report.largest_free), (Cause::Device, 0), "{report}");
+        if !config.is_expandable() {
+            assert_eq!(gpu.segment_calls(), ["alloc 2 MiB"; 4].join(", "));
+        }
+        let calls = gpu.memory_calls();
+        let fits = gpu.alloc(MIB, &gpu.s0);
+        assert_eq!(gpu.memory_calls(), calls, "{fits:?} must come from the cache");
+    });
 }
 
 #[test]
 fn another_streams_cache_is_given_back_instead_of_stranded() {
-    let gpu = Gpu::new(120, Config::default());
-    let a = gpu.alloc(100 * MIB, &gpu.s0);
-    gpu.free(a);
-    let b = gpu.alloc(60 * MIB, &gpu.s1);
-    assert_eq!(gpu.segment_calls(), "alloc 100 MiB, free 100 MiB, alloc 60 MiB");
-    assert_eq!(gpu.reserved(), 60 * MIB, "{b:?}");
+    each_kind(|config| {
+        let gpu = Gpu::new(120, config.clone());
+        let a = gpu.alloc(100 * MIB, &gpu.s0);
+        gpu.free(a);
+        let b = gpu.alloc(60 * MIB, &gpu.s1);
+        if config.is_expandable() {
+            assert_eq!(
+                (gpu.reserved(), gpu.givings()),
+                (100 * MIB, 0),
+                "{b:?} is to have pages of the other stream"
+            );
+        } else {
+            assert_eq!(gpu.segment_calls(), "alloc 100 MiB, free 100 MiB, alloc 60 MiB");
+            assert_eq!(gpu.reserved(), 60 * MIB, "{b:?}");
+        }
+    });
 }
 
 #[test]
@@ -121,17 +139,48 @@ fn many_sizes_strand_with_the_same_figures() {
 
 #[test]
 fn what_is_split_off_is_whole_again_once_its_neighbours_go() {
-    let gpu = Gpu::new(GIB / MIB, Config::default());
-    let big = gpu.alloc(100 * MIB, &gpu.s0);
-    let at = big.ptr();
-    gpu.free(big);
-    let parts: Vec<_> = (0..10).map(|_| gpu.alloc(10 * MIB - 512, &gpu.s0)).collect();
-    for part in parts.into_iter().rev() {
-        gpu.free(part);
+    each_kind(|config| {
+        let gpu = Gpu::new(GIB / MIB, config);
+        let big = gpu.alloc(100 * MIB, &gpu.s0);
+        let at = big.ptr();
+        gpu.free(big);
+        let parts: Vec<_> = (0..10).map(|_| gpu.alloc(10 * MIB - 512, &gpu.s0)).collect();
+        for part in parts.into_iter().rev() {
+            gpu.free(part);
+        }
+        let again = gpu.alloc(100 * MIB, &gpu.s0);
+        assert_eq!((again.ptr(), gpu.reserved()), (at, 100 * MIB), "the pieces did not merge");
+        assert_eq!(gpu.stats().inactive_split_bytes.all.current, 0);
+        let small = gpu.alloc(100 * KIB, &gpu.s0);
+        assert_eq!(gpu.reserved(), 102 * MIB, "{small:?}");
+    });
+}
+
+#[test]
+fn expandable_segments_strand_nothing() {
+    for (segment, live, wanted) in [(100, 50, 60), (64, 40, 30), (200, 12, 190), (40, 20, 21)] {
+        let gpu = Gpu::new(segment + 20, expandable());
+        let a = gpu.alloc(segment * MIB, &gpu.s0);
+        gpu.free(a);
+        let b = gpu.alloc(live * MIB, &gpu.s0);
+        let c = gpu.alloc(wanted * MIB, &gpu.s0);
+        let needed = segment.max(live + wanted);
+        // In pages, and a thirty-second part ahead of need.
+        let most = needed.next_multiple_of(2).max(segment + segment / 32);
+        assert!((needed..=most).contains(&(gpu.reserved() / MIB)), "{segment}/{live}/{wanted}: {b:?}, {c:?}");
+        assert_eq!(gpu.givings(), 0, "{segment}/{live}/{wanted}: {}", gpu.segment_calls());
     }
-    let again = gpu.alloc(100 * MIB, &gpu.s0);
-    assert_eq!((again.ptr(), gpu.reserved()), (at, 100 * MIB), "the pieces did not merge");
-    assert_eq!(gpu.stats().inactive_split_bytes.all.current, 0);
-    let small = gpu.alloc(100 * KIB, &gpu.s0);
-    assert_eq!(gpu.reserved(), 102 * MIB, "{small:?}");
+}
+
+#[test]
+fn pages_of_scattered_holes_serve_a_large_request() {
+    let gpu = Gpu::new(120, expandable());
+    let mut blocks: Vec<_> = (0..6).map(|_| Some(gpu.alloc(20 * MIB, &gpu.s0))).collect();
+    for block in blocks.iter_mut().step_by(2) {
+        gpu.free(block.take().expect("each is freed once"));
+    }
+    let wide = gpu.alloc(60 * MIB, &gpu.s1);
+    assert_eq!((gpu.reserved(), gpu.stats().num_ooms), (120 * MIB, 0), "{wide:?}");
+    let report = gpu.oom(2 * MIB, &gpu.s0);
+    assert_eq!((report.cause, report.largest_free), (Cause::Device, 0), "{report}");
 }

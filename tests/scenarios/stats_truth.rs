@@ -3,8 +3,8 @@
 //! flagos-ai/Torch-FL PR 364, NVIDIA/cub PR 328, pytorch/pytorch #159564, RMM PR 626. That every counter is what
 //! came less what went, and that the size classes add up, is checked after every step of every scenario.
 
-use crate::dsl::{Gpu, MIB, each_config};
-use vramalloc::{BlockState, Config, MemoryStats};
+use crate::dsl::{Gpu, Kind as _, MIB, each_config, each_kind};
+use vramalloc::{BlockState, MemoryStats};
 
 /// MiB: allocated, reserved, not releasable; then the peaks of the first two.
 fn figures(stats: &MemoryStats) -> [u64; 5] {
@@ -15,34 +15,38 @@ fn figures(stats: &MemoryStats) -> [u64; 5] {
 
 #[test]
 fn peaks_and_currents_over_a_whole_life() {
-    let gpu = Gpu::new(1024, Config::default());
-    let w = gpu.alloc(30 * MIB, &gpu.s0);
-    gpu.allocator.reset_peak_memory_stats();
-    gpu.check();
-    assert_eq!(figures(&gpu.stats()), [30, 30, 0, 30, 30], "the reset took what is live");
+    each_kind(|config| {
+        let gpu = Gpu::new(1024, config.clone());
+        // Pages instead of a segment of 20 MiB; their free parts are not bound to it.
+        let (reserved, split) = config.pick((50, 13), (38, 0));
+        let w = gpu.alloc(30 * MIB, &gpu.s0);
+        gpu.allocator.reset_peak_memory_stats();
+        gpu.check();
+        assert_eq!(figures(&gpu.stats()), [30, 30, 0, 30, 30], "the reset took what is live");
 
-    let t = gpu.alloc(7 * MIB, &gpu.s0);
-    assert_eq!(figures(&gpu.stats()), [37, 50, 13, 37, 50]);
-    gpu.free(t);
-    assert_eq!(figures(&gpu.stats()), [30, 50, 0, 37, 50]);
+        let t = gpu.alloc(7 * MIB, &gpu.s0);
+        assert_eq!(figures(&gpu.stats()), [37, reserved, split, 37, reserved]);
+        gpu.free(t);
+        assert_eq!(figures(&gpu.stats()), [30, reserved, 0, 37, reserved]);
 
-    let report = gpu.oom(1000 * MIB, &gpu.s0);
-    assert_eq!(report.device_free, Some(994 * MIB), "the cache must be given up first: {report}");
-    let stats = gpu.stats();
-    assert_eq!(figures(&stats), [30, 30, 0, 37, 50], "the failure must leave the peaks alone");
-    assert_eq!((stats.num_ooms, stats.num_alloc_retries), (1, 1));
+        let report = gpu.oom(1000 * MIB, &gpu.s0);
+        assert_eq!(report.device_free, Some(994 * MIB), "the cache must be given up first: {report}");
+        let stats = gpu.stats();
+        assert_eq!(figures(&stats), [30, 30, 0, 37, reserved], "the failure must leave the peaks alone");
+        assert_eq!((stats.num_ooms, stats.num_alloc_retries), (1, 1));
 
-    gpu.empty_cache();
-    let snapshot = gpu.allocator.snapshot();
-    let cached = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
-    assert_eq!(cached.filter(|block| block.state == BlockState::Free).count(), 0, "cached blocks are left");
-    assert_eq!(gpu.reserved() - gpu.active(), 0, "cached bytes are left");
-    gpu.allocator.reset_peak_memory_stats();
-    assert_eq!(figures(&gpu.stats()), [30, 30, 0, 30, 30]);
+        gpu.empty_cache();
+        let snapshot = gpu.allocator.snapshot();
+        let cached = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
+        assert_eq!(cached.filter(|block| block.state == BlockState::Free).count(), 0, "cached blocks are left");
+        assert_eq!(gpu.reserved() - gpu.active(), 0, "cached bytes are left");
+        gpu.allocator.reset_peak_memory_stats();
+        assert_eq!(figures(&gpu.stats()), [30, 30, 0, 30, 30]);
 
-    gpu.free(w);
-    gpu.empty_cache();
-    assert_all_zero(&gpu);
+        gpu.free(w);
+        gpu.empty_cache();
+        assert_all_zero(&gpu);
+    });
 }
 
 #[track_caller]

@@ -2,7 +2,7 @@
 //! whole cache and retries; or destructors of what was live print and panic. Reported as cub #47, llama.cpp PR 7376
 //! and cudarc #590. What must hold: the true error at once, and silence from destructors.
 
-use crate::dsl::{Gpu, MIB, driver_error, each_config};
+use crate::dsl::{Gpu, Kind as _, MIB, driver_error, each_config};
 use vramalloc::driver::sim::Fault;
 use vramalloc::driver::{Call, DriverErrorKind as Kind};
 
@@ -16,8 +16,8 @@ fn a_lost_device_is_reported_as_that_and_nothing_is_tried() {
         gpu.sim.lose_device();
         gpu.sim.clear_log();
         assert_eq!(driver_error(gpu.try_alloc(30 * MIB, &gpu.s0)), Kind::DeviceLost);
-        assert_eq!((gpu.count(Call::Free), gpu.stats().num_ooms), (0, 0), "the cache was flushed for nothing");
-        assert!(gpu.count(Call::Alloc) <= 1, "it was tried again: {:?}", gpu.sim.log());
+        assert_eq!((gpu.givings(), gpu.stats().num_ooms), (0, 0), "the cache was flushed for nothing");
+        assert!(gpu.memory_calls() <= 1, "it was tried again: {:?}", gpu.sim.log());
         drop(live);
         let Gpu { sim, allocator, s0, s1 } = gpu;
         drop((allocator, s0, s1));
@@ -28,18 +28,14 @@ fn a_lost_device_is_reported_as_that_and_nothing_is_tried() {
 #[test]
 fn a_loss_noticed_in_the_allocation_sticks() {
     each_config(|config| {
-        let gpu = Gpu::new(64, config);
+        let gpu = Gpu::new(64, config.clone());
         let live = gpu.alloc(4 * MIB, &gpu.s0);
         let idle = gpu.alloc(4 * MIB, &gpu.s0);
         gpu.free(idle);
         gpu.sim.clear_log();
-        gpu.sim.fail(Fault::nth(Call::Alloc, 1, Kind::DeviceLost));
+        gpu.sim.fail(Fault::nth(config.takes(), 1, Kind::DeviceLost));
         assert_eq!(driver_error(gpu.try_alloc(30 * MIB, &gpu.s0)), Kind::DeviceLost);
-        assert_eq!(
-            (gpu.count(Call::Alloc), gpu.count(Call::Free)),
-            (1, 0),
-            "it was tried again, or the cache flushed"
-        );
+        assert_eq!((gpu.count(config.takes()), gpu.givings()), (1, 0), "it was tried again, or the cache flushed");
 
         // From now on nothing works, not even what the cache could serve.
         for bytes in [4 * MIB, 512, 30 * MIB] {
@@ -93,11 +89,12 @@ fn a_loss_noticed_while_polling_or_waiting_is_told_as_that() {
 #[test]
 fn a_loss_noticed_while_giving_back_is_told_as_that() {
     each_config(|config| {
-        let gpu = Gpu::new(64, config);
+        let gpu = Gpu::new(64, config.clone());
         let a = gpu.alloc(40 * MIB, &gpu.s0);
+        let pin = gpu.alloc(config.pick(0, 2 * MIB), &gpu.s0); // in the way of growing in place
         gpu.free(a);
-        gpu.sim.fail(Fault::nth(Call::Free, 1, Kind::DeviceLost));
-        assert_eq!(driver_error(gpu.try_alloc(62 * MIB, &gpu.s1)), Kind::DeviceLost);
+        gpu.sim.fail(Fault::nth(config.gives(), 1, Kind::DeviceLost));
+        assert_eq!(driver_error(gpu.try_alloc(62 * MIB, &gpu.s1)), Kind::DeviceLost, "{pin:?}");
         assert_eq!(driver_error(gpu.try_alloc(512, &gpu.s0)), Kind::DeviceLost);
         assert_eq!(gpu.stats().num_ooms, 0);
     });
