@@ -85,8 +85,23 @@ impl<'a> Locked<'a> {
         Self { cores, pieces }
     }
 
-    /// Takes addresses out of the free block that they lie in; returns its epoch and owner.
+    /// Takes addresses out of the free blocks that they lie in; returns the latest epoch and the first's owner.
     fn cut(&mut self, class: SizeClass, start: u64, bytes: u64) -> (u64, usize) {
+        let end = start + bytes;
+        let (mut at, mut epoch, mut first) = (start, 0, None);
+        while at < end {
+            let (&from, piece) = self.pieces[class.index()].range(..=at).next_back().expect("a free block");
+            let part = (from + piece.bytes).min(end) - at;
+            let (of, owner) = self.cut_one(class, at, part);
+            epoch = epoch.max(of);
+            first = first.or(Some(owner));
+            at += part;
+        }
+        (epoch, first.expect("a handle has bytes"))
+    }
+
+    /// The same within one free block.
+    fn cut_one(&mut self, class: SizeClass, start: u64, bytes: u64) -> (u64, usize) {
         let pieces = &mut self.pieces[class.index()];
         let (at, piece) =
             pieces.range(..=start).next_back().map(|(&at, &piece)| (at, piece)).expect("a free block");
@@ -235,20 +250,20 @@ pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64>
             break;
         }
         excess = excess.saturating_sub(handle.bytes);
-        let (epoch, owner) = locked.cut(handle.class, handle.at, handle.bytes);
-        chosen.push((handle, epoch, Arc::clone(&pools[owner])));
+        let (_, owner) = locked.cut(handle.class, handle.at, handle.bytes);
+        chosen.push((handle, Arc::clone(&pools[owner])));
     }
     drop(locked);
     let mut freed = 0;
     let mut failed = None;
-    for (handle, epoch, owner) in chosen {
+    for (handle, owner) in chosen {
         let result = if failed.is_none() { state.release(device, handle) } else { Ok(()) };
         match result {
             Ok(()) if failed.is_none() => freed += handle.bytes,
             Err(None) => {} // unmapped, and kept among such handles: nobody's memory any more
             Ok(()) | Err(Some(_)) => {
                 failed = failed.or(result.err().flatten());
-                owner.core.lock().insert_span(handle.class, handle.at, handle.bytes, epoch);
+                owner.core.lock().insert_span(handle.class, handle.at, handle.bytes, 0); // all its work has passed
             }
         }
     }
@@ -300,7 +315,7 @@ pub(crate) fn dismantle(supply: &Supply, device: &Device) {
         let handles: Vec<_> =
             state.arenas[class.index()].handles.iter().map(|(&at, handle)| (at, handle.bytes)).collect();
         for (at, bytes) in handles {
-            if let Err(error) = state.release(device, Idle { class, at, bytes, age: 0 }) {
+            if let Err(error) = state.release(device, Idle { class, at, bytes }) {
                 result = result.and(error.map_or(Ok(()), Err));
             }
         }

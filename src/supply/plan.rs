@@ -1,6 +1,6 @@
 //! Where a request goes, and which pages it takes: the decisions of one growth, without a driver.
 
-use super::arena::Arena;
+use super::arena::{Arena, Handle};
 use super::policy::{CREATE_MICROS, MERGE_MOVES, MOVE_MICROS, OVERSHOOT, Policy, WINDOWS_MAX, release_micros};
 use crate::block::BlockId;
 use crate::size::SizeClass;
@@ -42,7 +42,7 @@ pub(crate) struct Window {
     pub(crate) need: u64,
     /// Parts of the pool's own free blocks: start and bytes.
     pub(crate) own: Vec<(u64, u64)>,
-    /// Whole handles of other pools' free blocks: start and bytes.
+    /// Parts of other pools' free blocks: start and bytes.
     pub(crate) others: Vec<(u64, u64)>,
 }
 
@@ -79,7 +79,11 @@ pub(crate) fn best_windows(
         if piece.owner == own {
             items.push(Item { start, bytes: piece.bytes, kind: Kind::Own });
         } else if piece.passed {
-            // Only whole handles change hands, so that they stay movable.
+            if !policy.small {
+                items.push(Item { start, bytes: piece.bytes, kind: Kind::Other });
+                continue;
+            }
+            // Of small memory whole handles change hands: parts of them would be too little.
             let (mut from, mut to) = (0, 0);
             for (at, handle) in arena.whole_handles(start, start + piece.bytes) {
                 from = if to == 0 { at } else { from };
@@ -138,9 +142,12 @@ fn window<'a>(
             }
             Kind::Own => window.own.push((start, part)),
             Kind::Other => {
+                // As much of each handle as is free, so that most of them stay in one hand.
                 let handles = arena.handles.range(..=start).next_back().map_or(start, |(&at, _)| at);
                 let covered = arena.handles.range(handles..end).map(|(at, handle)| at + handle.bytes).next_back();
-                window.others.push((handles, covered.unwrap_or(end) - handles));
+                let from = handles.max(item.start);
+                let to = covered.unwrap_or(end).min(item.start + item.bytes);
+                window.others.push((from, to - from));
             }
         }
         if left == 0 {
@@ -157,16 +164,40 @@ pub(crate) struct Idle {
     pub(crate) class: SizeClass,
     pub(crate) at: u64,
     pub(crate) bytes: u64,
-    pub(crate) age: u32,
 }
 
 /// In which order idle handles are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
+    /// Out of the smallest free blocks first: large ones stay whole for what comes next.
+    Scraps,
     /// The longest unused first: what is not coming back.
     Oldest,
     /// The largest first: the fewest calls.
     Largest,
+}
+
+/// Free memory in one piece, whoever owns it, whose work has passed.
+struct Run {
+    start: u64,
+    end: u64,
+    /// That of the youngest part.
+    age: u32,
+}
+
+fn runs(pieces: &Pieces) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (&start, piece) in pieces.iter().filter(|(_, piece)| piece.passed) {
+        let end = start + piece.bytes;
+        match runs.last_mut() {
+            Some(run) if run.end == start => {
+                run.end = end;
+                run.age = run.age.min(piece.age);
+            }
+            _ => runs.push(Run { start, end, age: piece.age }),
+        }
+    }
+    runs
 }
 
 /// Every handle that may be moved or given back. `except` is a range of addresses of one class that stays.
@@ -178,33 +209,32 @@ pub(crate) fn idle_handles(
     order: Order,
 ) -> Vec<Idle> {
     let mut idle = Vec::new();
+    let key = |run: &Run, handle: &Handle| {
+        let (age, size) = (u64::from(u32::MAX - run.age), u64::MAX - handle.bytes);
+        match order {
+            Order::Scraps => (run.end - run.start, size),
+            Order::Oldest => (age, size),
+            Order::Largest => (size, age),
+        }
+    };
     for class in SizeClass::ALL {
         let arena = &arenas[class.index()];
-        for (&start, piece) in
-            pieces[class.index()].iter().filter(|(_, piece)| piece.passed && piece.bytes >= page_bytes)
-        {
-            for (at, handle) in arena.whole_handles(start, start + piece.bytes) {
+        for run in runs(&pieces[class.index()]).iter().filter(|run| run.end - run.start >= page_bytes) {
+            for (at, handle) in arena.whole_handles(run.start, run.end) {
                 let stays =
                     except.is_some_and(|(of, from, to)| of == class && at < to && at + handle.bytes > from);
                 if !stays {
-                    idle.push(Idle { class, at, bytes: handle.bytes, age: piece.age });
+                    idle.push((key(run, &handle), Idle { class, at, bytes: handle.bytes }));
                 }
             }
         }
     }
-    let (age, size) = (|handle: &Idle| u64::from(u32::MAX - handle.age), |handle: &Idle| u64::MAX - handle.bytes);
-    idle.sort_unstable_by_key(|handle| {
-        let (first, second) = match order {
-            Order::Oldest => (age(handle), size(handle)),
-            Order::Largest => (size(handle), age(handle)),
-        };
-        (first, second, handle.class, handle.at)
-    });
-    idle
+    idle.sort_unstable_by_key(|&(key, handle)| (key, handle.class, handle.at));
+    idle.into_iter().map(|(_, handle)| handle).collect()
 }
 
-/// The cheapest window and its plan, by what the driver will charge; the first of those that need no page but fresh
-/// ones. `idle` gives the handles that may go to a window, in an order.
+/// The best window and its plan: the first of those that need no page but fresh ones; otherwise the one that takes the
+/// fewest bytes beyond the allowance, and among equals the cheapest by what the driver will charge. `idle` gives the handles that may go to a window, in an order.
 pub(crate) fn cheapest(
     windows: Vec<Window>,
     policy: &Policy,
@@ -212,14 +242,14 @@ pub(crate) fn cheapest(
     beyond: Beyond,
     idle: impl Fn(&Window, Order) -> Vec<Idle>,
 ) -> Option<(Window, Plan)> {
-    let mut best: Option<(u64, Window, Plan)> = None;
+    let mut best: Option<((u64, u64), Window, Plan)> = None;
     for window in windows {
         let fresh = policy.allowance >= window.need && beyond != Beyond::Spent;
-        for order in [Order::Oldest, Order::Largest] {
+        for order in [Order::Scraps, Order::Oldest, Order::Largest] {
             let Some(plan) = sources(&window, policy, small, beyond, || idle(&window, order)) else { continue };
-            let micros = plan.micros();
-            if best.as_ref().is_none_or(|(least, ..)| micros < *least) {
-                best = Some((micros, window.clone(), plan));
+            let cost = (plan.beyond, plan.micros());
+            if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
+                best = Some((cost, window.clone(), plan));
             }
             if fresh {
                 break;
@@ -254,6 +284,8 @@ pub(crate) struct Step {
 pub(crate) struct Plan {
     pub(crate) releases: Vec<Idle>,
     pub(crate) steps: Vec<Step>,
+    /// Fresh bytes beyond the allowance.
+    beyond: u64,
 }
 
 /// Whether fresh memory may be taken beyond the allowance when nothing else is left.
@@ -370,6 +402,7 @@ impl Plan {
             missing
         };
         let given_back = releases.iter().map(|handle| handle.bytes).sum();
+        self.beyond += fresh.saturating_sub(allowance + given_back);
         self.releases.append(&mut releases);
         Some((given_back, fresh))
     }

@@ -7,13 +7,18 @@ use crate::size::MIB;
 
 /// A program's peak counts as at least this much when slack is turned into bytes: a small program may hold a little
 /// more than its share, which costs nobody anything and saves it many moves.
-const SLACK_FLOOR_BYTES: u64 = 3200 * MIB;
+const SLACK_FLOOR_BYTES: u64 = 3100 * MIB;
 
 /// The largest handle that is created: this part of the peak, within bounds. Larger handles cost fewer calls, smaller
 /// ones are less often pinned by a live block.
 const HANDLE_PART: u64 = 64;
-const HANDLE_MIN_BYTES: u64 = 8 * MIB;
+const HANDLE_MIN_BYTES: u64 = 12 * MIB;
 const HANDLE_MAX_BYTES: u64 = 64 * MIB;
+
+/// The same part without any slack, when what is pinned is all that counts. In between, part and least size follow the
+/// slack in a straight line; from [`EASY_SLACK`] on they stay as they are.
+const HANDLE_PART_TIGHT: u64 = 1024;
+const EASY_SLACK: f64 = 0.014;
 
 /// While there is slack, at least this part of what is reserved is created at once, ahead of need.
 const AHEAD_PART: u64 = 32;
@@ -42,6 +47,8 @@ pub(crate) const fn release_micros(bytes: u64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     pub(crate) page_bytes: u64,
+    /// Whether it is small memory that grows.
+    pub(crate) small: bool,
     /// Fresh bytes that may be taken.
     pub(crate) allowance: u64,
     /// The largest handle to create.
@@ -56,8 +63,7 @@ impl Policy {
         let extra = config.slack - 1.0;
         #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let slack = (extra * peak_allocated.max(SLACK_FLOOR_BYTES) as f64) as u64;
-        let handle_max =
-            pages(peak_allocated / HANDLE_PART).clamp(HANDLE_MIN_BYTES, HANDLE_MAX_BYTES).max(page_bytes);
+        let handle_max = pages(handle_bytes(peak_allocated, extra)).max(page_bytes);
         let ahead = if small {
             pages(reserved / AHEAD_SMALL_PART).max(page_bytes).min(handle_max)
         } else {
@@ -65,6 +71,7 @@ impl Policy {
         };
         Self {
             page_bytes,
+            small,
             allowance: peak_allocated.saturating_add(slack).saturating_sub(reserved),
             handle_max,
             ahead,
@@ -75,4 +82,13 @@ impl Policy {
     pub(crate) fn in_pages(&self, bytes: u64) -> u64 {
         bytes.next_multiple_of(self.page_bytes)
     }
+}
+
+/// The largest handle for a peak, with `extra` slack.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn handle_bytes(peak: u64, extra: f64) -> u64 {
+    let ease = (extra / EASY_SLACK).min(1.0);
+    let between = |tight: u64, easy: u64| tight + (ease * (easy - tight) as f64) as u64;
+    let part = between(peak / HANDLE_PART_TIGHT, peak / HANDLE_PART);
+    part.clamp(between(0, HANDLE_MIN_BYTES), HANDLE_MAX_BYTES)
 }

@@ -66,7 +66,7 @@ impl State {
         }
         if outcome.stop.is_some() {
             for (at, bytes) in created {
-                match self.release(device, Idle { class, at, bytes, age: 0 }) {
+                match self.release(device, Idle { class, at, bytes }) {
                     Err(Some(error)) => device.defer(error), // still mapped and open: the pool's free memory
                     Ok(()) | Err(None) => outcome.mapped.retain(|(start, _)| *start != at),
                 }
