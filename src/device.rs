@@ -235,6 +235,33 @@ impl Device {
         self.ledger.lock().reserved_bytes.decrease(class, bytes);
     }
 
+    /// The peaks of reserved bytes: all, large, small.
+    pub(crate) fn reserved_peaks(&self) -> [u64; 3] {
+        let reserved = &self.ledger.lock().reserved_bytes;
+        [reserved.all, reserved.large_pool, reserved.small_pool].map(|stat| stat.peak)
+    }
+
+    /// Takes pages out of the sums and peaks that were created for a request which then failed, and are back.
+    pub(crate) fn forget_pages(&self, class: SizeClass, bytes: u64, peaks: [u64; 3]) {
+        let mut ledger = self.ledger.lock();
+        let reserved = &mut ledger.reserved_bytes;
+        let stats = [&mut reserved.all, &mut reserved.large_pool, &mut reserved.small_pool];
+        for (stat, peak) in stats.into_iter().zip(peaks) {
+            stat.peak = stat.peak.min(peak).max(stat.current);
+        }
+        // Pages leave through the large class; those of the small one were counted there and everywhere twice.
+        let moved = if class == SizeClass::Small { bytes } else { 0 };
+        for (stat, bytes) in [
+            (&mut reserved.all, bytes + moved),
+            (&mut reserved.large_pool, bytes),
+            (&mut reserved.small_pool, moved),
+        ] {
+            let bytes = bytes.min(stat.allocated).min(stat.freed);
+            stat.allocated -= bytes;
+            stat.freed -= bytes;
+        }
+    }
+
     pub(crate) fn reserved(&self) -> u64 {
         self.ledger.lock().reserved_bytes.all.current
     }

@@ -22,8 +22,8 @@ mod work;
 use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind};
 use crate::error::{Error, Result};
-use crate::pool::{PoolCore, Request, Taken};
-use crate::reclaim::Refusal;
+use crate::pool::{PoolCore, Request};
+use crate::reclaim::{Growth, Refusal};
 use crate::size::SizeClass;
 use crate::stream::StreamPool;
 use crate::sync::{Mutex, MutexGuard};
@@ -157,12 +157,25 @@ pub(crate) fn wait_for_oldest(device: &Device) -> bool {
 }
 
 /// Maps what the request needs and takes it from there.
-pub(crate) fn grow(
+pub(crate) fn grow(supply: &Supply, pool: &Arc<StreamPool>, request: &Request, beyond: Beyond) -> Result<Growth> {
+    let mut ahead = true;
+    let grown = grow_once(supply, pool, request, beyond, &mut ahead)?;
+    if grown.is_err() && ahead {
+        // What was wanted ahead of need may be what was too much.
+        return grow_once(supply, pool, request, beyond, &mut false);
+    }
+    Ok(grown)
+}
+
+/// [`grow`], with something created ahead of need if `ahead`; which then tells whether there was.
+fn grow_once(
     supply: &Supply,
     pool: &Arc<StreamPool>,
     request: &Request,
     beyond: Beyond,
-) -> Result<std::result::Result<Taken, Refusal>> {
+    ahead: &mut bool,
+) -> Result<Growth> {
+    let may_be_ahead = std::mem::replace(ahead, false);
     let device = &*pool.device;
     poll_streams(device);
     let mut state = supply.state.lock();
@@ -172,7 +185,11 @@ pub(crate) fn grow(
     state.release_unmapped(device);
     let peak = device.peaks.peak_allocated().max(crate::allocator::held(device).0.saturating_add(request.bytes));
     let small = request.class == SizeClass::Small;
-    let policy = Policy::new(&device.config, supply.page_bytes, small, device.reserved(), peak);
+    let reserved = device.reserved();
+    let mut policy = Policy::new(&device.config, supply.page_bytes, small, reserved, peak);
+    if !may_be_ahead {
+        policy.ahead = 0;
+    }
     let pools = device.pools();
     let own = pools.iter().position(|other| Arc::ptr_eq(other, pool)).expect("a pool is on its device's list");
     let bytes = request.padded_bytes();
@@ -203,6 +220,11 @@ pub(crate) fn grow(
     let Some((window, plan)) = plan::cheapest(windows, &policy, small, beyond, idle) else {
         return Ok(Err(Refusal::Device));
     };
+    let (fresh, given_back) = (plan.fresh_bytes(), plan.releases.iter().map(|handle| handle.bytes).sum());
+    *ahead = fresh > window.need;
+    if device.limit.is_some_and(|limit| reserved.saturating_add(fresh).saturating_sub(given_back) > limit) {
+        return Ok(Err(Refusal::Limit)); // before anything is created for nothing
+    }
     let (epoch, moving) = detach(&mut locked, request.class, &window, &plan);
     drop(locked);
 
@@ -240,6 +262,7 @@ fn detach(locked: &mut Locked<'_>, class: SizeClass, window: &Window, plan: &pla
 pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64> {
     poll_streams(device);
     let mut state = supply.state.lock();
+    let before = state.reserved_bytes();
     state.release_unmapped(device);
     let pools = device.pools();
     let mut locked = Locked::new(&pools);
@@ -254,12 +277,11 @@ pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64>
         chosen.push((handle, Arc::clone(&pools[owner])));
     }
     drop(locked);
-    let mut freed = 0;
     let mut failed = None;
     for (handle, owner) in chosen {
         let result = if failed.is_none() { state.release(device, handle) } else { Ok(()) };
         match result {
-            Ok(()) if failed.is_none() => freed += handle.bytes,
+            Ok(()) if failed.is_none() => {}
             Err(None) => {} // unmapped, and kept among such handles: nobody's memory any more
             Ok(()) | Err(Some(_)) => {
                 failed = failed.or(result.err().flatten());
@@ -269,7 +291,7 @@ pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64>
     }
     match failed {
         Some(error) => Err(Error::Driver(device.noted(error))),
-        None => Ok(freed),
+        None => Ok(before - state.reserved_bytes()),
     }
 }
 

@@ -336,6 +336,11 @@ impl Plan {
         steps.chain(self.releases.iter().map(|handle| release_micros(handle.bytes))).sum()
     }
 
+    /// Bytes that are created.
+    pub(crate) fn fresh_bytes(&self) -> u64 {
+        self.steps.iter().filter(|step| step.source == Source::Fresh).map(|step| step.bytes).sum()
+    }
+
     /// New handles over `bytes` from `at` on.
     fn fresh(&mut self, mut at: u64, mut bytes: u64, handle_max: u64) {
         while bytes > 0 {

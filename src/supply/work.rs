@@ -46,6 +46,7 @@ impl State {
             }
         }
         let mut created = Vec::new();
+        let peaks = device.reserved_peaks();
         for step in &plan.steps {
             let result = match step.source {
                 Source::Fresh => self.create(device, class, step.at, step.bytes).inspect(|()| {
@@ -68,7 +69,11 @@ impl State {
             for (at, bytes) in created {
                 match self.release(device, Idle { class, at, bytes }) {
                     Err(Some(error)) => device.defer(error), // still mapped and open: the pool's free memory
-                    Ok(()) | Err(None) => outcome.mapped.retain(|(start, _)| *start != at),
+                    Ok(()) => {
+                        outcome.mapped.retain(|(start, _)| *start != at);
+                        device.forget_pages(class, bytes, peaks);
+                    }
+                    Err(None) => outcome.mapped.retain(|(start, _)| *start != at),
                 }
             }
         }
