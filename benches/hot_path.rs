@@ -5,9 +5,9 @@ mod common;
 use common::{Churn, MIB, allocator, device, threads};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
+use vramalloc::CachingAllocator;
 #[cfg(feature = "cuda")]
-use vramalloc::OpenDevice;
-use vramalloc::{CachingAllocator, StreamHandle};
+use vramalloc::{OpenDevice, StreamHandle};
 
 const SIZES: [u64; 7] = [512, 64 << 10, MIB, 8 * MIB, 64 * MIB, 256 * MIB, 512 * MIB];
 

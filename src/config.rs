@@ -14,6 +14,9 @@ use std::str::FromStr;
 /// The environment variable that [`Config::from_env`] reads.
 pub const CONF_VARIABLE: &str = "VRAMALLOC_CONF";
 
+/// [`Config::slack`] unless it is set: the knee of the curve in `docs/architecture.md`.
+pub(crate) const DEFAULT_SLACK: f64 = 1.014;
+
 /// How memory is reserved from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
@@ -191,7 +194,7 @@ impl Default for Config {
             soft_limit_bytes: None,
             initial_bytes: 0,
             on_pending: OnPending::default(),
-            slack: 1.014,
+            slack: DEFAULT_SLACK,
         }
     }
 }

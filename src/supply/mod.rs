@@ -217,7 +217,7 @@ fn grow_once(
         let except = Some((request.class, window.start, window.end));
         plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, except, order)
     };
-    let Some((window, plan)) = plan::cheapest(windows, &policy, small, beyond, idle) else {
+    let Some((window, plan)) = plan::cheapest(windows, &policy, beyond, idle) else {
         return Ok(Err(Refusal::Device));
     };
     let (fresh, given_back) = (plan.fresh_bytes(), plan.releases.iter().map(|handle| handle.bytes).sum());

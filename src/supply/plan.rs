@@ -238,7 +238,6 @@ pub(crate) fn idle_handles(
 pub(crate) fn cheapest(
     windows: Vec<Window>,
     policy: &Policy,
-    small: bool,
     beyond: Beyond,
     idle: impl Fn(&Window, Order) -> Vec<Idle>,
 ) -> Option<(Window, Plan)> {
@@ -246,7 +245,7 @@ pub(crate) fn cheapest(
     for window in windows {
         let fresh = policy.allowance >= window.need && beyond != Beyond::Spent;
         for order in [Order::Scraps, Order::Oldest, Order::Largest] {
-            let Some(plan) = sources(&window, policy, small, beyond, || idle(&window, order)) else { continue };
+            let Some(plan) = sources(&window, policy, beyond, || idle(&window, order)) else { continue };
             let cost = (plan.beyond, plan.micros());
             if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
                 best = Some((cost, window.clone(), plan));
@@ -298,13 +297,7 @@ pub(crate) enum Beyond {
 }
 
 /// Chooses the pages for a window's gaps; `None` if there are not enough and `beyond` forbids to take more.
-fn sources(
-    window: &Window,
-    policy: &Policy,
-    small: bool,
-    beyond: Beyond,
-    idle: impl FnOnce() -> Vec<Idle>,
-) -> Option<Plan> {
+fn sources(window: &Window, policy: &Policy, beyond: Beyond, idle: impl FnOnce() -> Vec<Idle>) -> Option<Plan> {
     let mut plan = Plan::default();
     let mut allowance = if beyond == Beyond::Spent { 0 } else { policy.allowance };
     let mut left = window.need;
@@ -320,7 +313,7 @@ fn sources(
     }
     let mut idle = idle();
     for fill in &window.fills {
-        let given_back = plan.fill(fill, policy, small, beyond, allowance, &mut idle)?;
+        let given_back = plan.fill(fill, policy, beyond, allowance, &mut idle)?;
         allowance = (allowance + given_back.0).saturating_sub(given_back.1);
     }
     Some(plan)
@@ -357,7 +350,6 @@ impl Plan {
         &mut self,
         fill: &Fill,
         policy: &Policy,
-        small: bool,
         beyond: Beyond,
         allowance: u64,
         idle: &mut Vec<Idle>,
@@ -368,7 +360,7 @@ impl Plan {
             let limit = (missing * OVERSHOOT).min(room);
             let fits = idle.iter().position(|handle| handle.bytes <= missing || handle.bytes <= limit);
             let smallest = || {
-                let fitting = idle.iter().enumerate().filter(|(_, handle)| !small && handle.bytes <= room);
+                let fitting = idle.iter().enumerate().filter(|(_, handle)| !policy.small && handle.bytes <= room);
                 fitting.min_by_key(|(_, handle)| handle.bytes).map(|(index, _)| index)
             };
             let Some(index) = fits.or_else(smallest) else { break };

@@ -2,7 +2,7 @@
 //!
 //! Chosen by replaying the traces in `benches/traces`; `docs/architecture.md` has the curves and what else was tried.
 
-use crate::config::Config;
+use crate::config::{Config, DEFAULT_SLACK};
 use crate::size::MIB;
 
 /// A program's peak counts as at least this much when slack is turned into bytes: a small program may hold a little
@@ -16,9 +16,8 @@ const HANDLE_MIN_BYTES: u64 = 12 * MIB;
 const HANDLE_MAX_BYTES: u64 = 64 * MIB;
 
 /// The same part without any slack, when what is pinned is all that counts. In between, part and least size follow the
-/// slack in a straight line; from [`EASY_SLACK`] on they stay as they are.
+/// slack in a straight line; from the default slack on they stay as they are.
 const HANDLE_PART_TIGHT: u64 = 1024;
-const EASY_SLACK: f64 = 0.014;
 
 /// While there is slack, at least this part of what is reserved is created at once, ahead of need.
 const AHEAD_PART: u64 = 32;
@@ -87,7 +86,7 @@ impl Policy {
 /// The largest handle for a peak, with `extra` slack.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn handle_bytes(peak: u64, extra: f64) -> u64 {
-    let ease = (extra / EASY_SLACK).min(1.0);
+    let ease = (extra / (DEFAULT_SLACK - 1.0)).min(1.0);
     let between = |tight: u64, easy: u64| tight + (ease * (easy - tight) as f64) as u64;
     let part = between(peak / HANDLE_PART_TIGHT, peak / HANDLE_PART);
     part.clamp(between(0, HANDLE_MIN_BYTES), HANDLE_MAX_BYTES)
