@@ -151,8 +151,9 @@ impl PoolCore {
     /// Cuts the request out of a block that is not in the free index (free or claimed), and hands it out.
     #[inline(always)]
     pub(crate) fn carve(&mut self, id: BlockId, request: &Request) -> Taken {
-        let addr = self.blocks[id].addr;
-        let at = if self.rules.picks_side || request.alignment > MIN_BLOCK_BYTES {
+        let Block { addr, size, .. } = self.blocks[id];
+        let picks_side = self.rules.picks_side && request.class == SizeClass::Large && size > request.bytes;
+        let at = if picks_side || request.alignment > MIN_BLOCK_BYTES {
             self.place_in(id, addr, request)
         } else {
             addr
@@ -166,11 +167,9 @@ impl PoolCore {
     pub(crate) fn place_in(&self, id: BlockId, from: u64, request: &Request) -> u64 {
         let block = &self.blocks[id];
         let align = |addr: u64| (addr + (request.alignment - 1)) & !(request.alignment - 1);
-        if from != block.addr || !self.rules.picks_side || request.class == SizeClass::Small {
-            return align(from);
-        }
         let high = block.end() - request.bytes;
-        if high == from || high & (request.alignment - 1) != 0 {
+        let low_only = !self.rules.picks_side || request.class == SizeClass::Small || from != block.addr;
+        if low_only || high & (request.alignment - 1) != 0 {
             return align(from);
         }
         // What lives long beside what lives long leaves larger holes. An edge counts as young.
