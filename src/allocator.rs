@@ -82,12 +82,20 @@ impl CachingAllocator {
         Ok(allocator)
     }
 
-    /// Reserves `bytes` by allocating and freeing them on the default stream.
+    /// Reserves `bytes` for the default stream. No user held them, so they leave no trace in the statistics of blocks.
     fn reserve(&self, bytes: u64) -> Result<()> {
-        if bytes > 0 {
-            let stream = self.default_stream()?;
-            drop(self.alloc(bytes, &stream)?);
+        if bytes == 0 {
+            return Ok(());
         }
+        let stream = self.default_stream()?;
+        if !self.inner.device.expandable {
+            return reclaim::reserve(&stream.pool, bytes);
+        }
+        drop(self.alloc(bytes, &stream)?);
+        let mut core = stream.pool.core.lock();
+        let number = stream.pool.number;
+        self.inner.device.peaks.reset_peaks(&mut [(number, &mut core.stats)]);
+        self.inner.device.peaks.reset_accumulated(&[(number, &core.stats)]);
         Ok(())
     }
 
@@ -305,8 +313,7 @@ impl CachingAllocator {
             if let Some(block) = core.block_at(ptr.0) {
                 return match block.state() {
                     crate::block::State::Live => {
-                        let base = DevicePtr(block.addr);
-                        Error::UnknownPointer { ptr, device, inside: (base != ptr).then_some(base) }
+                        Error::UnknownPointer { ptr, device, inside: Some(DevicePtr(block.addr)) }
                     }
                     // Not an address that a block can have, so it was never handed out.
                     _ if !ptr.0.is_multiple_of(MIN_BLOCK_BYTES) => {

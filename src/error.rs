@@ -37,14 +37,15 @@ pub enum Error {
         /// The allocator's device.
         device: u32,
     },
-    /// The address is no allocation of this allocator: foreign memory, or the inside of an allocation.
-    #[error("{ptr} is not the start of an allocation of this allocator (device {device}){}", inside_of(*inside))]
+    /// The address is none to free: foreign memory, the inside of an allocation, or the address of an
+    /// [`Allocation`](crate::Allocation), which frees itself.
+    #[error("{ptr} {}", unknown(*ptr, *device, *inside))]
     UnknownPointer {
         /// The address.
         ptr: DevicePtr,
         /// The allocator's device.
         device: u32,
-        /// The live allocation that contains it, if one does.
+        /// The live allocation that contains it, or begins there, if one does.
         inside: Option<DevicePtr>,
     },
     /// A stream or a block of another allocator (of another device, most likely).
@@ -77,8 +78,17 @@ pub enum Error {
     Driver(#[from] DriverError),
 }
 
-fn inside_of(base: Option<DevicePtr>) -> String {
-    base.map(|base| format!("; it lies inside the allocation at {base}")).unwrap_or_default()
+fn unknown(ptr: DevicePtr, device: u32, inside: Option<DevicePtr>) -> String {
+    let not = format!("is not the start of an allocation of this allocator (device {device})");
+    match inside {
+        None => not,
+        Some(base) if base != ptr => format!("{not}; it lies inside the allocation at {base}"),
+        Some(_) => {
+            "belongs to an `Allocation`, which frees itself when dropped: only what `alloc_raw` or `into_raw` \
+                    gave is freed by address"
+                .to_owned()
+        }
+    }
 }
 
 impl Error {

@@ -127,6 +127,20 @@ impl FreeIndex {
         Some((scan(blocks, self.heads[bin % BINS], bytes), bin % BINS))
     }
 
+    /// The smallest block that `fits`, which nothing below `bytes` does: the bin of `bytes` to its end, then
+    /// [`find`](Self::find)'s way through the later ones.
+    pub(crate) fn find_anywhere(
+        &self,
+        blocks: &BlockTable,
+        bytes: u64,
+        fits: impl Fn(u64) -> bool,
+    ) -> Option<BlockId> {
+        let first = self.list(blocks, bin_of(bytes)).filter(|&id| fits(blocks[id].size));
+        first
+            .min_by_key(|&id| blocks[id].size)
+            .or_else(|| self.find(blocks, bytes).map(|(id, _)| id).filter(|&id| fits(blocks[id].size)))
+    }
+
     /// Takes out what [`find`](Self::find) found.
     #[inline(always)]
     pub(crate) fn take(&mut self, blocks: &mut BlockTable, id: BlockId, bin: usize) {

@@ -148,6 +148,23 @@ impl PoolCore {
         Some(self.carve(id, request))
     }
 
+    /// As [`take`](Self::take), but looks at every block that could fit: for the slow path, which must not report that
+    /// memory is out while a block that fits lies far back in a long bin.
+    pub(crate) fn take_anywhere(&mut self, request: &Request) -> Option<Taken> {
+        let bytes = request.padded_bytes();
+        let max_split = self.rules.max_split;
+        let free = &mut self.free[request.class.index()];
+        let slack = self.rules.non_split_slack;
+        let fits = |size: u64| {
+            size >= bytes
+                && if request.bytes < max_split { size < max_split } else { size < bytes.saturating_add(slack) }
+        };
+        let id = free.find_anywhere(&self.blocks, bytes, fits)?;
+        self.searches = self.searches.wrapping_add(1);
+        free.remove(&mut self.blocks, id);
+        Some(self.carve(id, request))
+    }
+
     /// Cuts the request out of a block that is not in the free index (free or claimed), and hands it out.
     #[inline(always)]
     pub(crate) fn carve(&mut self, id: BlockId, request: &Request) -> Taken {

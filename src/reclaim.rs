@@ -16,9 +16,9 @@ use crate::config::OnPending;
 use crate::device::Device;
 use crate::driver::DriverErrorKind;
 use crate::error::{Cause, Error, OutOfMemory, Result};
-use crate::pool::{Request, Taken};
+use crate::pool::{PendingFree, Request, Taken};
 use crate::segment::Segment;
-use crate::size::{SEGMENT_STEP_BYTES, align_up, segment_bytes};
+use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SizeClass, align_up, segment_bytes};
 use crate::stream::StreamPool;
 use crate::supply::{self, plan::Beyond};
 use std::sync::Arc;
@@ -63,6 +63,9 @@ pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Take
     };
     if let Some(taken) = finish_passed(pool, request) {
         return Ok(taken);
+    }
+    if !device.is_usable() {
+        return Err(device.unusable()); // lost on the way: not for want of memory
     }
     report(pool, request, wanted, refusal)
 }
@@ -159,9 +162,10 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
     Ok(Err(refusal))
 }
 
-/// Rung 1: caches what waited for other streams' work that has passed, and searches.
+/// Rung 1: caches what waited for other streams' work that has passed, and searches, now in all of a bin.
 fn finish_passed(pool: &StreamPool, request: &Request) -> Option<Taken> {
-    if poll(pool) == 0 { None } else { pool.take(request) }
+    poll(pool);
+    pool.take_anywhere(request)
 }
 
 /// Asks the driver about the pool's pending frees and caches those that have passed; returns how many. Errors are
@@ -262,6 +266,32 @@ fn collect_garbage(device: &Device) -> Result<()> {
 /// A block from a pool that grew, or who refused.
 pub(crate) type Growth = std::result::Result<Taken, Refusal>;
 
+/// Reserves a fixed segment of `bytes`, for requests above 1 MiB, and caches it.
+pub(crate) fn reserve(pool: &StreamPool, bytes: u64) -> Result<()> {
+    let device = &*pool.device;
+    let class = SizeClass::Large;
+    let request = Request { requested: bytes, bytes, alignment: MIN_BLOCK_BYTES, class };
+    if !device.claim(bytes) {
+        return report(pool, &request, bytes, Refusal::Limit);
+    }
+    match device.driver.alloc(bytes) {
+        Ok(base) => {
+            let mut core = pool.core.lock();
+            device.book_segment(class, bytes);
+            let id = core.add_segment(Segment::new(base.0, bytes, class));
+            core.cache_claimed(id, class);
+            Ok(())
+        }
+        Err(error) => {
+            device.unclaim(bytes);
+            if error.kind == DriverErrorKind::OutOfMemory {
+                return report(pool, &request, bytes, Refusal::Device);
+            }
+            Err(Error::Driver(device.noted(error)))
+        }
+    }
+}
+
 /// Rung 3: reserves a segment of `bytes` and takes the request from it.
 fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
     let device = &*pool.device;
@@ -311,24 +341,34 @@ fn release_one_fitting(device: &Device, bytes: u64) -> Result<bool> {
     }
 }
 
-/// Rung 5: waits on the host for the oldest pending free of the pool; false if there is none, or the wait failed.
+/// Rung 5: waits on the host for the oldest pending free of the pool that can be waited for; false if there is none.
+/// One that a capture holds up, or whose wait fails, does not hold back those behind it.
 fn wait_for_oldest(pool: &StreamPool) -> bool {
-    let oldest = {
+    let waits: Vec<_> = {
         let core = pool.core.lock();
-        core.pending.front().and_then(|entry| {
+        let unpassed = |entry: &PendingFree| {
             entry.waits.iter().find(|(clock, epoch)| !clock.has_passed(*epoch)).or(entry.waits.first()).cloned()
-        })
+        };
+        core.pending.iter().filter_map(unpassed).collect()
     };
-    let Some((clock, epoch)) = oldest else { return false };
-    pool.device.ledger.lock().syncs += 1;
-    if let Err(error) = clock.wait(epoch) {
-        if error.kind != DriverErrorKind::Capturing {
-            pool.device.defer(error);
+    for (clock, epoch) in waits {
+        pool.device.ledger.lock().syncs += 1;
+        match clock.wait(epoch) {
+            Ok(()) => {
+                finish(pool);
+                return true;
+            }
+            Err(error) if error.kind == DriverErrorKind::Capturing => {}
+            Err(error) => {
+                let sticky = error.kind.is_sticky();
+                pool.device.defer(error);
+                if sticky {
+                    return false;
+                }
+            }
         }
-        return false;
     }
-    finish(pool);
-    true
+    false
 }
 
 /// Rung 6: gives back every cached segment of the device. Returns the bytes.

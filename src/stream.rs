@@ -52,7 +52,24 @@ impl StreamPool {
     #[inline]
     pub(crate) fn take(&self, request: &Request) -> Option<Taken> {
         let mut core = self.core.lock();
+        if core.retired {
+            return None;
+        }
         let taken = core.take(request)?;
+        if taken.raised {
+            self.raise(&mut core);
+        }
+        Some(taken)
+    }
+
+    /// The slow path's search; see [`PoolCore::take_anywhere`].
+    #[cold]
+    pub(crate) fn take_anywhere(&self, request: &Request) -> Option<Taken> {
+        let mut core = self.core.lock();
+        if core.retired {
+            return None;
+        }
+        let taken = core.take_anywhere(request)?;
         if taken.raised {
             self.raise(&mut core);
         }

@@ -133,7 +133,7 @@ fn what_a_handle_owns_cannot_be_freed_by_address() {
     each_config(|config| {
         let gpu = Gpu::new(64, config);
         let a = gpu.alloc(4096, &gpu.s0);
-        assert_unknown(&refused(&gpu, a.ptr()), a.ptr(), None);
+        assert_unknown(&refused(&gpu, a.ptr()), a.ptr(), Some(a.ptr()));
         assert!(gpu.allocator.from_raw(a.ptr()).is_err(), "two owners of {a:?}");
         assert!(gpu.allocator.record_stream_raw(a.ptr(), &gpu.s1).is_err());
         gpu.free(a);
