@@ -3,7 +3,7 @@
 use crate::block::{BlockId, NONE};
 use crate::config::{Config, Segments};
 use crate::device::{Device, Observer};
-use crate::driver::{DevicePtr, Driver, DriverError, DriverErrorKind, MemoryInfo, StreamHandle, StreamKey};
+use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, StreamKey};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::live::LiveTable;
 use crate::pool::{Request, Taken};
@@ -227,12 +227,7 @@ impl CachingAllocator {
     #[inline(never)]
     fn alloc_slow(&self, pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
         if pool.core.lock().retired {
-            let call = crate::driver::Call::StreamId;
-            return Err(Error::Driver(DriverError::with_detail(
-                call,
-                DriverErrorKind::StreamGone,
-                "it was retired",
-            )));
+            return Err(pool.retired());
         }
         reclaim::allocate(pool, request)
     }

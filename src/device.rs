@@ -148,6 +148,8 @@ impl Device {
 
     /// Forgets the retired pools that hold nothing any more; their sums are kept.
     pub(crate) fn reap_retired(&self) {
+        // A growth or a trim under way holds memory of a pool that looks empty meanwhile.
+        let _supply = self.expandable.then(|| self.supply.state.lock());
         let mut retired = self.retired.lock();
         retired.retain(|pool| {
             let mut core = pool.core.lock();

@@ -16,7 +16,7 @@ use crate::config::OnPending;
 use crate::device::Device;
 use crate::driver::DriverErrorKind;
 use crate::error::{Cause, Error, OutOfMemory, Result};
-use crate::pool::{PendingFree, Request, Taken};
+use crate::pool::{Request, Taken};
 use crate::segment::Segment;
 use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SizeClass, align_up, segment_bytes};
 use crate::stream::StreamPool;
@@ -342,33 +342,23 @@ fn release_one_fitting(device: &Device, bytes: u64) -> Result<bool> {
 }
 
 /// Rung 5: waits on the host for the oldest pending free of the pool that can be waited for; false if there is none.
-/// One that a capture holds up, or whose wait fails, does not hold back those behind it.
+/// One that a capture holds up, or whose wait fails, does not hold back those of other streams.
 fn wait_for_oldest(pool: &StreamPool) -> bool {
-    let waits: Vec<_> = {
-        let core = pool.core.lock();
-        let unpassed = |entry: &PendingFree| {
-            entry.waits.iter().find(|(clock, epoch)| !clock.has_passed(*epoch)).or(entry.waits.first()).cloned()
-        };
-        core.pending.iter().filter_map(unpassed).collect()
-    };
-    for (clock, epoch) in waits {
-        pool.device.ledger.lock().syncs += 1;
-        match clock.wait(epoch) {
-            Ok(()) => {
-                finish(pool);
-                return true;
-            }
-            Err(error) if error.kind == DriverErrorKind::Capturing => {}
-            Err(error) => {
-                let sticky = error.kind.is_sticky();
-                pool.device.defer(error);
-                if sticky {
-                    return false;
-                }
-            }
+    let mut waits: Vec<(Arc<crate::event::StreamClock>, u64)> = Vec::new();
+    for entry in &pool.core.lock().pending {
+        let oldest = entry.waits.iter().find(|(clock, epoch)| !clock.has_passed(*epoch)).or(entry.waits.first());
+        // One wait a stream: its oldest.
+        if let Some((clock, epoch)) = oldest
+            && !waits.iter().any(|(known, _)| Arc::ptr_eq(known, clock))
+        {
+            waits.push((Arc::clone(clock), *epoch));
         }
     }
-    false
+    let waited = waits.iter().any(|(clock, epoch)| supply::wait_for(&pool.device, clock, *epoch));
+    if waited {
+        finish(pool);
+    }
+    waited
 }
 
 /// Rung 6: gives back every cached segment of the device. Returns the bytes.
@@ -408,6 +398,21 @@ fn release(segments: &[(&Arc<StreamPool>, u32)]) -> Result<u64> {
     Ok(freed)
 }
 
+/// Free bytes of expandable segments whose stream's work has not passed: they cannot move.
+fn unpassed(device: &Device) -> u64 {
+    if !device.expandable {
+        return 0;
+    }
+    let bytes = |pool: &Arc<StreamPool>| {
+        let core = pool.core.lock();
+        let free =
+            crate::size::SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
+        let blocks = free.map(|id| &core.blocks[id]);
+        blocks.filter(|block| !pool.clock.has_passed(block.epoch)).map(|block| block.size).sum::<u64>()
+    };
+    device.pools().iter().map(bytes).sum()
+}
+
 /// Rung 7: the error with its numbers; the observers hear of it first.
 fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusal) -> Result<T> {
     let device = &*pool.device;
@@ -419,11 +424,13 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
     let pending = active - allocated;
     let cause = match refusal {
         _ if request.bytes > device.total_bytes => Cause::Device,
-        _ if pending >= request.bytes && device.config.on_pending == OnPending::Fail => Cause::PendingWork,
+        _ if device.config.on_pending == OnPending::Fail && pending + unpassed(device) >= request.bytes => {
+            Cause::PendingWork
+        }
         Refusal::Limit if device.limit.is_some_and(|limit| request.bytes > limit) => Cause::Limit,
+        Refusal::AddressSpace => Cause::AddressSpace,
         _ if cached >= request.bytes => Cause::Fragmentation,
         Refusal::Limit => Cause::Limit,
-        Refusal::AddressSpace => Cause::AddressSpace,
         // What is in pieces here and what the device has would do together.
         Refusal::Device => {
             let free = device.driver.memory_info().map_or(0, |info| info.free_bytes);

@@ -2,7 +2,7 @@
 
 use crate::block::BlockId;
 use crate::device::Device;
-use crate::driver::{DevicePtr, DriverError, StreamKey};
+use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamKey};
 use crate::error::Error;
 use crate::event::StreamClock;
 use crate::pool::{PoolCore, Request, Rules, Taken};
@@ -46,6 +46,13 @@ impl StreamPool {
         });
         device.add_pool(Arc::downgrade(&pool));
         pool
+    }
+
+    /// The error of allocating on a retired stream.
+    #[cold]
+    pub(crate) fn retired(&self) -> Error {
+        let kind = DriverErrorKind::StreamGone;
+        Error::Driver(DriverError::with_detail(crate::driver::Call::StreamId, kind, "it was retired"))
     }
 
     /// The hot path: a cached block, or none.

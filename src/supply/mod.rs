@@ -22,6 +22,7 @@ mod work;
 use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind};
 use crate::error::{Error, Result};
+use crate::event::StreamClock;
 use crate::pool::{PoolCore, Request};
 use crate::reclaim::{Growth, Refusal};
 use crate::size::SizeClass;
@@ -130,22 +131,25 @@ pub(crate) fn poll_streams(device: &Device) {
     }
 }
 
-/// Waits on the host until the oldest stream's free memory can be moved; false if there is nothing to wait for.
+/// Waits on the host until the oldest stream's free memory can be moved; false if there is nothing to wait for. A
+/// stream that cannot be waited for (it is being captured, or its event fails) does not keep the others back.
 pub(crate) fn wait_for_oldest(device: &Device) -> bool {
-    let mut oldest: Option<(u32, Arc<StreamPool>, u64)> = None;
+    let mut waits: Vec<(u32, Arc<StreamPool>, u64)> = Vec::new();
     for pool in device.pools() {
         let core = pool.core.lock();
         let free = SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
         let waiting = free.map(|id| &core.blocks[id]).filter(|block| !pool.clock.has_passed(block.epoch));
         let Some(block) = waiting.min_by_key(|block| block.epoch) else { continue };
-        let age = core.searches.wrapping_sub(block.born);
-        if oldest.as_ref().is_none_or(|(most, ..)| age > *most) {
-            oldest = Some((age, Arc::clone(&pool), block.epoch));
-        }
+        waits.push((core.searches.wrapping_sub(block.born), Arc::clone(&pool), block.epoch));
     }
-    let Some((_, pool, epoch)) = oldest else { return false };
+    waits.sort_by_key(|(age, ..)| std::cmp::Reverse(*age));
+    waits.iter().any(|(_, pool, epoch)| wait_for(device, &pool.clock, *epoch))
+}
+
+/// Waits on the host for an epoch; false if that cannot be waited for, with the error kept for later.
+pub(crate) fn wait_for(device: &Device, clock: &StreamClock, epoch: u64) -> bool {
     device.ledger.lock().syncs += 1;
-    match pool.clock.wait(epoch) {
+    match clock.wait(epoch) {
         Ok(()) => true,
         Err(error) => {
             if error.kind != DriverErrorKind::Capturing {
@@ -191,7 +195,9 @@ fn grow_once(
         policy.ahead = 0;
     }
     let pools = device.pools();
-    let own = pools.iter().position(|other| Arc::ptr_eq(other, pool)).expect("a pool is on its device's list");
+    let Some(own) = pools.iter().position(|other| Arc::ptr_eq(other, pool)) else {
+        return Err(pool.retired()); // by another thread, in between
+    };
     let bytes = request.padded_bytes();
 
     let arena = &mut state.arenas[request.class.index()];

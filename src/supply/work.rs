@@ -143,7 +143,7 @@ impl State {
         let handle = Handle { bytes, pages };
         let result = self.map(device, class, at, handle);
         if result.is_err() {
-            self.drop_if_unmapped(device, class, handle);
+            self.drop_if_unmapped(device, handle);
         }
         result
     }
@@ -157,12 +157,12 @@ impl State {
         handle: Handle,
     ) -> std::result::Result<(), Stop> {
         if let Err(error) = device.driver.map(DevicePtr(at), handle.bytes, handle.pages) {
-            self.unmapped.push(handle);
+            self.keep_unmapped(device, class, handle);
             return Err(Stop::Failed(error));
         }
         if let Err(error) = device.driver.set_access(DevicePtr(at), handle.bytes, &self.access) {
             match device.driver.unmap(DevicePtr(at), handle.bytes) {
-                Ok(()) => self.unmapped.push(handle),
+                Ok(()) => self.keep_unmapped(device, class, handle),
                 Err(stuck) => {
                     self.arenas[class.index()].handles.insert(at, handle);
                     self.stuck.push((class, at));
@@ -174,6 +174,12 @@ impl State {
         device.ledger.lock().device_allocs += 1;
         self.arenas[class.index()].handles.insert(at, handle);
         Ok(())
+    }
+
+    /// Keeps a handle that is mapped nowhere: booked with the large ones, to be given back.
+    fn keep_unmapped(&mut self, device: &Device, class: SizeClass, handle: Handle) {
+        device.move_pages(class, SizeClass::Large, handle.bytes);
+        self.unmapped.push(handle);
     }
 
     /// Unmaps a handle in one place and maps it in another. If the first step fails it is `unmoved`.
@@ -201,13 +207,22 @@ impl State {
         device.driver.unmap(DevicePtr(idle.at), idle.bytes).map_err(Some)?;
         device.ledger.lock().device_frees += 1;
         let handle = self.arenas[idle.class.index()].handles.remove(&idle.at).expect("a mapped handle");
-        self.unmapped.push(handle);
-        device.move_pages(idle.class, SizeClass::Large, idle.bytes);
+        self.keep_unmapped(device, idle.class, handle);
         if self.release_unmapped(device) { Ok(()) } else { Err(None) }
     }
 
     /// Gives back the handles that are mapped nowhere; whether none is left.
     pub(super) fn release_unmapped(&mut self, device: &Device) -> bool {
+        for (class, at) in std::mem::take(&mut self.stuck) {
+            let handle = self.arenas[class.index()].handles[&at];
+            if let Err(error) = device.driver.unmap(DevicePtr(at), handle.bytes) {
+                self.stuck.push((class, at));
+                device.defer(error);
+                continue;
+            }
+            self.arenas[class.index()].handles.remove(&at);
+            self.keep_unmapped(device, class, handle);
+        }
         while let Some(handle) = self.unmapped.pop() {
             if let Err(error) = device.driver.release_pages(handle.pages) {
                 self.unmapped.push(handle);
@@ -220,11 +235,10 @@ impl State {
     }
 
     /// After a failed creation: the new handle goes at once, if it is not stuck.
-    fn drop_if_unmapped(&mut self, device: &Device, class: SizeClass, handle: Handle) {
+    fn drop_if_unmapped(&mut self, device: &Device, handle: Handle) {
         if let Some(index) = self.unmapped.iter().position(|other| other.pages == handle.pages) {
             let last = self.unmapped.len() - 1;
             self.unmapped.swap(index, last);
-            device.move_pages(class, SizeClass::Large, handle.bytes);
             self.release_unmapped(device);
         }
     }
