@@ -114,7 +114,7 @@ impl CachingAllocator {
         }
         let key = device.checked(device.driver.stream_key(handle))?;
         if let Some(pool) = self.inner.streams.read().get(&key.id) {
-            return Ok(Stream { pool: Arc::clone(pool), _keep: None });
+            return Ok(Stream { pool: Arc::clone(pool) });
         }
         self.reap();
         let mut streams = self.inner.streams.write();
@@ -122,7 +122,7 @@ impl CachingAllocator {
             let thread = (handle == StreamHandle::PER_THREAD_DEFAULT).then(|| std::thread::current().id());
             StreamPool::new(device, StreamKey { handle, ..key }, thread)
         });
-        Ok(Stream { pool: Arc::clone(pool), _keep: None })
+        Ok(Stream { pool: Arc::clone(pool) })
     }
 
     /// The device's (legacy) default stream.
@@ -145,6 +145,7 @@ impl CachingAllocator {
         self.inner.streams.write().remove(&pool.clock.key.id);
         pool.core.lock().retired = true;
         let result = pool.clock.retire();
+        drop(pool.owner.lock().take());
         self.inner.device.keep_retired(pool);
         self.reap();
         self.inner.device.checked(result)
@@ -640,7 +641,7 @@ impl Allocation {
     /// The stream that it was allocated on.
     #[must_use]
     pub fn stream(&self) -> Stream {
-        Stream { pool: Arc::clone(&self.pool), _keep: None }
+        Stream { pool: Arc::clone(&self.pool) }
     }
 
     /// Announces that work on `stream` uses this memory: once freed, it is not reused before what is queued on

@@ -132,8 +132,13 @@ impl Device {
         self.deferred.lock().take()
     }
 
-    pub(crate) fn add_pool(&self, pool: Weak<StreamPool>) {
-        self.pools.write().push(pool);
+    /// Lists a new pool under its number.
+    pub(crate) fn add_pool(&self, number: usize, pool: Weak<StreamPool>) {
+        let mut pools = self.pools.write();
+        if pools.len() <= number {
+            pools.resize(number + 1, Weak::new());
+        }
+        pools[number] = pool;
     }
 
     /// The pools that there are, in the order of their numbers, which is the order to lock several in.
@@ -156,8 +161,8 @@ impl Device {
             if core.held > 0 || !core.is_empty() {
                 return true;
             }
-            self.peaks.fold(pool.number, &mut core.stats);
             self.pools.write()[pool.number] = Weak::new();
+            self.peaks.fold(pool.number, &mut core.stats); // from here on the number may be another pool's
             false
         });
     }

@@ -53,12 +53,20 @@ pub enum Error {
         "the {what} belongs to device {theirs} (or to another allocator of it), this allocator to device {ours}"
     )]
     WrongDevice {
-        /// "stream" or "allocation".
+        /// "stream", "allocation" or "second driver".
         what: &'static str,
         /// The device of the argument.
         theirs: u32,
         /// The allocator's device.
         ours: u32,
+    },
+    /// There is no allocator for that device.
+    #[error("there is no allocator for device {device}; there are those for {known:?}")]
+    UnknownDevice {
+        /// What was asked for.
+        device: u32,
+        /// The devices that there are.
+        known: Vec<u32>,
     },
     /// The configuration was refused.
     #[error(transparent)]

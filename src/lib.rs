@@ -1,9 +1,25 @@
-//! See the [README](https://docs.rs/crate/vramalloc) for what this crate is, and `docs/architecture.md` for how it
-//! works.
+//! A caching, stream-aware memory allocator for GPU programs on cudarc, with a simulated device.
+//!
+//! [`CachingAllocator`] is one device's allocator: it keeps what is freed and serves later requests of the same stream
+//! from it, without a driver call. It runs on a [`Driver`]: CUDA (`driver::cuda`) or the simulated device
+//! ([`driver::sim`]); [`OpenDevice`] takes whichever there is. [`Allocators`] is a front for several devices.
+//!
+//! | | |
+//! | --- | --- |
+//! | [`Stream`] | what allocations are made on; look it up once and keep it |
+//! | [`Allocation`] | device memory that is freed when dropped |
+//! | [`Config`] | kinds of segments, limits, thresholds; also from a string, also from `VRAMALLOC_CONF` |
+//! | [`MemoryStats`], [`Snapshot`] | what it did, what it holds |
+//! | [`Error`], [`OutOfMemory`] | what went wrong, with the numbers |
+//!
+//! The words are the field's: *reserved* is what the allocator holds of the device, *allocated* what users hold, *active*
+//! allocated and freed but still used by queued work, a *segment* one reservation from the driver, a *block* a piece of
+//! one. The repository's `docs/architecture.md` tells how it works inside.
 
 pub mod driver;
 
 mod allocator;
+mod allocators;
 mod block;
 pub mod config;
 mod device;
@@ -30,6 +46,7 @@ pub mod trace;
 mod validate;
 
 pub use allocator::{Allocation, CachingAllocator, MAX_ALIGNMENT};
+pub use allocators::Allocators;
 pub use config::{Config, ConfigError, Limit, OnPending, RoundupDivisions, Segments};
 pub use driver::{DevicePtr, Driver, DriverError, DriverErrorKind, StreamHandle};
 pub use error::{Cause, Error, OutOfMemory, Result};
@@ -38,3 +55,7 @@ pub use snapshot::{BlockInfo, BlockState, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, Stat, StatArray};
 pub use stream::Stream;
 pub use validate::InvariantViolation;
+
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -18,7 +18,7 @@ use crate::driver::DriverErrorKind;
 use crate::error::{Cause, Error, OutOfMemory, Result};
 use crate::pool::{Request, Taken};
 use crate::segment::Segment;
-use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SizeClass, align_up, segment_bytes};
+use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SMALL_SEGMENT_BYTES, SizeClass, align_up, segment_bytes};
 use crate::stream::StreamPool;
 use crate::supply::{self, plan::Beyond};
 use std::sync::Arc;
@@ -40,8 +40,14 @@ pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Take
         return Err(device.unusable());
     }
     device.checked(device.driver.check_usable())?;
-    let wanted = segment_bytes(request.padded_bytes(), &device.config)
-        .ok_or(Error::SizeOverflow { requested: request.requested })?;
+    let wanted = match request.class {
+        // Padded for its alignment it may be larger than that class's requests, but never than its segments.
+        SizeClass::Small => {
+            Some(SMALL_SEGMENT_BYTES.max(request.padded_bytes().next_multiple_of(SEGMENT_STEP_BYTES)))
+        }
+        SizeClass::Large => segment_bytes(request.padded_bytes(), &device.config),
+    };
+    let wanted = wanted.ok_or(Error::SizeOverflow { requested: request.requested })?;
 
     if let Some(taken) = finish_passed(pool, request) {
         return Ok(taken);
@@ -305,6 +311,12 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
     match device.driver.alloc(bytes) {
         Ok(base) => {
             let mut core = pool.core.lock();
+            if core.retired {
+                drop(core); // by another thread, in between; the pool may be off the device's list
+                device.unclaim(bytes);
+                device.checked(device.driver.free(base))?;
+                return Err(pool.retired());
+            }
             device.book_segment(request.class, bytes);
             let id = core.add_segment(Segment::new(base.0, bytes, request.class));
             let taken = core.carve(id, request);

@@ -199,6 +199,8 @@ struct BoardState {
     peak: [Lanes; SCOPES],
     /// The ceilings of each pool, by the pool's number.
     granted: Vec<[Lanes; SCOPES]>,
+    /// Numbers of pools that are gone, for reuse.
+    vacant: Vec<usize>,
     /// Totals of pools that are gone.
     gone: [Lanes; 2],
     /// What is taken off the running sums: their values at the last reset.
@@ -222,6 +224,7 @@ impl PeakBoard {
             state: Mutex::new(BoardState {
                 peak: [[0; LANES]; SCOPES],
                 granted: Vec::new(),
+                vacant: Vec::new(),
                 gone: [[0; LANES]; 2],
                 increased_base: [[0; LANES]; 2],
                 decreased_base: [[0; LANES]; 2],
@@ -232,6 +235,9 @@ impl PeakBoard {
     /// The number of a new pool.
     pub(crate) fn register(&self) -> usize {
         let mut state = self.state.lock();
+        if let Some(number) = state.vacant.pop() {
+            return number;
+        }
         state.granted.push([[0; LANES]; SCOPES]);
         state.granted.len() - 1
     }
@@ -240,6 +246,7 @@ impl PeakBoard {
     pub(crate) fn fold(&self, number: usize, stats: &mut PoolStats) {
         let mut state = self.state.lock();
         state.granted[number] = [[0; LANES]; SCOPES];
+        state.vacant.push(number);
         for class in 0..2 {
             for lane in 0..LANES {
                 debug_assert_eq!(stats.current[class][lane], 0);
@@ -330,39 +337,31 @@ fn count(value: i64) -> u64 {
 
 impl BoardState {
     fn deal(&mut self, own: usize, stats: &mut PoolStats, others: &mut [Visited<'_>]) {
-        let sharers = 1 + others.iter().filter(|(_, stats)| stats.is_some()).count() as i64;
         for scope in 0..SCOPES {
             let current = stats.scope(scope);
             // What the pools that can be seen hold, and what the others may.
-            let mut seen = current;
-            let mut unseen = [0; LANES];
-            for (number, other) in others.iter() {
-                let (sum, part) = match other {
-                    Some(other) => (&mut seen, other.scope(scope)),
-                    None => (&mut unseen, self.granted[*number][scope]),
+            let mut sum = current;
+            for (number, other) in others.iter_mut() {
+                let part = match other {
+                    Some(other) => {
+                        let current = other.scope(scope);
+                        other.set_ceiling(scope, current);
+                        self.granted[*number][scope] = current;
+                        current
+                    }
+                    None => self.granted[*number][scope],
                 };
                 for lane in 0..LANES {
                     sum[lane] += part[lane];
                 }
             }
-            let mut share = [0; LANES];
-            let mut own_share = [0; LANES];
+            // All the room goes to the pool that wants more: a stream's requests come in bursts.
+            let mut ceiling = current;
             for lane in 0..LANES {
                 let peak = &mut self.peak[scope][lane];
-                *peak = (*peak).max(seen[lane] + unseen[lane]);
-                let room = *peak - seen[lane] - unseen[lane];
-                share[lane] = room / sharers;
-                own_share[lane] = room - share[lane] * (sharers - 1);
+                *peak = (*peak).max(sum[lane]);
+                ceiling[lane] += *peak - sum[lane];
             }
-            for (number, other) in others.iter_mut() {
-                if let Some(other) = other {
-                    let current = other.scope(scope);
-                    let ceiling = std::array::from_fn(|lane| current[lane] + share[lane]);
-                    other.set_ceiling(scope, ceiling);
-                    self.granted[*number][scope] = ceiling;
-                }
-            }
-            let ceiling = std::array::from_fn(|lane| current[lane] + own_share[lane]);
             stats.set_ceiling(scope, ceiling);
             self.granted[own][scope] = ceiling;
         }

@@ -14,7 +14,6 @@ use std::any::Any;
 use std::sync::Arc;
 
 /// A stream's pool. Cache-line aligned, so that two streams' locks do not share a line.
-#[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct StreamPool {
     pub(crate) core: Mutex<PoolCore>,
@@ -28,23 +27,27 @@ pub(crate) struct StreamPool {
     pub(crate) is_plain: bool,
     /// [`Device::forks`], at hand.
     forks: u64,
+    /// What keeps the driver's stream alive, while the pool may have to ask it.
+    pub(crate) owner: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
     /// The thread that a per-thread default stream belongs to.
     pub(crate) thread: Option<std::thread::ThreadId>,
 }
 
 impl StreamPool {
     pub(crate) fn new(device: &Arc<Device>, key: StreamKey, thread: Option<std::thread::ThreadId>) -> Arc<Self> {
+        let number = device.peaks.register();
         let pool = Arc::new(Self {
             core: Mutex::new(PoolCore::new(Rules::new(&device.config, device.expandable))),
             clock: StreamClock::new(key, Arc::clone(&device.events)),
             device: Arc::clone(device),
-            number: device.peaks.register(),
+            number,
             growing: Mutex::new(()),
             is_plain: thread.is_none() && device.config.roundup_power2_divisions.is_off(),
             forks: device.forks,
+            owner: Mutex::new(None),
             thread,
         });
-        device.add_pool(Arc::downgrade(&pool));
+        device.add_pool(number, Arc::downgrade(&pool));
         pool
     }
 
@@ -218,6 +221,15 @@ impl Drop for StreamPool {
     }
 }
 
+impl std::fmt::Debug for StreamPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StreamPool")
+            .field("number", &self.number)
+            .field("clock", &self.clock)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A stream of one allocator: what allocations are made on. Cheap to clone.
 ///
 /// Get one from [`CachingAllocator::stream`](crate::CachingAllocator::stream), once per stream, and keep it: that
@@ -225,8 +237,6 @@ impl Drop for StreamPool {
 #[derive(Clone)]
 pub struct Stream {
     pub(crate) pool: Arc<StreamPool>,
-    /// Keeps the driver's stream alive as long as this is.
-    pub(crate) _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Stream {
@@ -242,10 +252,13 @@ impl Stream {
         self.pool.device.driver.device()
     }
 
-    /// Makes this value keep `owner`, the driver's stream object, alive.
+    /// Makes the allocator keep `owner`, the driver's stream object, alive for as long as it may have to ask the stream
+    /// how far it is: until it is [retired](crate::CachingAllocator::retire_stream), or the allocator and all memory of
+    /// the stream are gone.
     #[must_use]
     pub fn keeping(self, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { _keep: Some(owner), ..self }
+        *self.pool.owner.lock() = Some(owner);
+        self
     }
 }
 

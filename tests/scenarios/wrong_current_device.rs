@@ -172,3 +172,25 @@ fn waiting_for_pending_work_looks_at_its_own_device() {
         assert_eq!(machine.current_device(), 1);
     });
 }
+
+#[test]
+fn the_front_routes_by_the_stream_and_names_unknown_devices() {
+    use vramalloc::{Allocators, Error, StreamHandle, driver::Driver};
+    let machine = vramalloc::driver::sim::SimMachine::new(3, &vramalloc::driver::sim::SimDriver::builder());
+    let driver = |ordinal| machine.device(ordinal) as std::sync::Arc<dyn Driver>;
+    let allocators = Allocators::new([driver(0), driver(2)], &Config::default()).unwrap();
+    machine.set_current_device(0);
+    let stream = allocators.stream(2, StreamHandle::DEFAULT).unwrap();
+    let block = allocators.alloc(4 * MIB, &stream).unwrap();
+    let raw = allocators.alloc_raw(MIB, &stream).unwrap();
+    assert_eq!(allocators.get(2).unwrap().memory_allocated(), 5 * MIB);
+    assert_eq!(allocators.get(0).unwrap().memory_reserved(), 0);
+    assert_eq!(machine.current_device(), 0);
+    let unknown = allocators.free_raw(1, raw).unwrap_err();
+    assert_eq!(unknown, Error::UnknownDevice { device: 1, known: vec![0, 2] });
+    assert!(matches!(allocators.free_raw(0, raw), Err(Error::UnknownPointer { .. })), "the other device's");
+    allocators.free_raw(2, raw).unwrap();
+    drop(block);
+    assert_eq!(allocators.empty_cache().unwrap(), 22 * MIB);
+    assert!(Allocators::new([driver(1), driver(1)], &Config::default()).is_err());
+}

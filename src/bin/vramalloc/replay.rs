@@ -123,18 +123,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .map(|file| Trace::read(file).map_err(|error| Failure::Usage(error.to_string())))
         .collect::<Result<_, _>>()?;
     let progress = progress(traces.len() as u64 * u64::from(args.passes));
-    let mut outcomes = Vec::new();
     for trace in &traces {
         progress.set_message(trace.name.clone());
         let outcome = replay(args, &config, trace, &progress);
         let outcome = outcome.inspect_err(|_| progress.finish_and_clear())?;
-        match args.format {
-            Format::Json => progress.suspend(|| print(&json(&outcome)))?,
-            Format::Table => outcomes.push(outcome),
-        }
+        let text = match args.format {
+            Format::Json => json(&outcome),
+            Format::Table => table(&outcome),
+        };
+        progress.suspend(|| print(&text))?;
     }
     progress.finish_and_clear();
-    outcomes.iter().try_for_each(|outcome| print(&table(outcome)))
+    Ok(())
 }
 
 /// Prints to standard output; a reader that went away ends the program quietly.
