@@ -337,30 +337,35 @@ fn count(value: i64) -> u64 {
 
 impl BoardState {
     fn deal(&mut self, own: usize, stats: &mut PoolStats, others: &mut [Visited<'_>]) {
+        // Streams of one thread take turns, and their requests come in bursts: all the room goes to the one that wants
+        // more. Pools that are busy at this moment belong to threads that do not take turns: each gets its part.
+        let seen = others.iter().filter(|(_, stats)| stats.is_some()).count() as i64;
+        let parts = if others.len() as i64 == seen { 0 } else { seen + 1 };
         for scope in 0..SCOPES {
             let current = stats.scope(scope);
-            // What the pools that can be seen hold, and what the others may.
             let mut sum = current;
-            for (number, other) in others.iter_mut() {
-                let part = match other {
-                    Some(other) => {
-                        let current = other.scope(scope);
-                        other.set_ceiling(scope, current);
-                        self.granted[*number][scope] = current;
-                        current
-                    }
-                    None => self.granted[*number][scope],
-                };
+            for (number, other) in others.iter() {
+                let part = other.as_ref().map_or(self.granted[*number][scope], |other| other.scope(scope));
                 for lane in 0..LANES {
                     sum[lane] += part[lane];
                 }
             }
-            // All the room goes to the pool that wants more: a stream's requests come in bursts.
+            let mut share = [0; LANES];
             let mut ceiling = current;
             for lane in 0..LANES {
                 let peak = &mut self.peak[scope][lane];
                 *peak = (*peak).max(sum[lane]);
-                ceiling[lane] += *peak - sum[lane];
+                let room = *peak - sum[lane];
+                share[lane] = room.checked_div(parts).unwrap_or(0);
+                ceiling[lane] += room - share[lane] * seen;
+            }
+            for (number, other) in others.iter_mut() {
+                if let Some(other) = other {
+                    let mut ceiling = other.scope(scope);
+                    ceiling.iter_mut().zip(share).for_each(|(ceiling, share)| *ceiling += share);
+                    other.set_ceiling(scope, ceiling);
+                    self.granted[*number][scope] = ceiling;
+                }
             }
             stats.set_ceiling(scope, ceiling);
             self.granted[own][scope] = ceiling;
