@@ -505,8 +505,17 @@ impl CachingAllocator {
     /// [`InvariantViolation`](crate::InvariantViolation) naming the rule and the block that breaks it.
     pub fn validate(&self) -> std::result::Result<(), crate::InvariantViolation> {
         let supply = self.inner.device.supply.state.lock();
-        let pools = self.inner.device.pools();
-        let cores = lock_all(&pools);
+        let mut pools = self.inner.device.pools();
+        let cores = loop {
+            let cores = lock_all(&pools);
+            // A pool that came in between is not locked; what it reserved by now would be missed.
+            let now = self.inner.device.pools();
+            if now.len() == pools.len() && now.iter().zip(&pools).all(|(now, then)| Arc::ptr_eq(now, then)) {
+                break cores;
+            }
+            drop(cores);
+            pools = now;
+        };
         let cores: Vec<_> = cores.iter().map(|core| &**core).collect();
         let ledger = self.inner.device.ledger.lock();
         crate::validate::check(&cores, &supply, &ledger)

@@ -199,6 +199,8 @@ struct BoardState {
     peak: [Lanes; SCOPES],
     /// The ceilings of each pool, by the pool's number.
     granted: Vec<[Lanes; SCOPES]>,
+    /// The highest values of each pool. No ceiling is above them, so no pool counts with more than it once held.
+    highest: Vec<[Lanes; SCOPES]>,
     /// Numbers of pools that are gone, for reuse.
     vacant: Vec<usize>,
     /// Totals of pools that are gone.
@@ -224,6 +226,7 @@ impl PeakBoard {
             state: Mutex::new(BoardState {
                 peak: [[0; LANES]; SCOPES],
                 granted: Vec::new(),
+                highest: Vec::new(),
                 vacant: Vec::new(),
                 gone: [[0; LANES]; 2],
                 increased_base: [[0; LANES]; 2],
@@ -239,6 +242,7 @@ impl PeakBoard {
             return number;
         }
         state.granted.push([[0; LANES]; SCOPES]);
+        state.highest.push([[0; LANES]; SCOPES]);
         state.granted.len() - 1
     }
 
@@ -246,6 +250,7 @@ impl PeakBoard {
     pub(crate) fn fold(&self, number: usize, stats: &mut PoolStats) {
         let mut state = self.state.lock();
         state.granted[number] = [[0; LANES]; SCOPES];
+        state.highest[number] = [[0; LANES]; SCOPES];
         state.vacant.push(number);
         for class in 0..2 {
             for lane in 0..LANES {
@@ -271,6 +276,7 @@ impl PeakBoard {
                 stats.set_ceiling(scope, state.peak[scope]);
             }
             state.granted[own] = state.peak;
+            state.highest[own] = state.peak;
             return;
         }
         pools.visit(own, &mut |others| state.deal(own, stats, others));
@@ -290,6 +296,7 @@ impl PeakBoard {
                 let current = stats.scope(scope);
                 stats.set_ceiling(scope, current);
                 state.granted[*number][scope] = current;
+                state.highest[*number][scope] = current;
                 for lane in 0..LANES {
                     sum[lane] += current[lane];
                 }
@@ -357,12 +364,17 @@ impl BoardState {
                 *peak = (*peak).max(sum[lane]);
                 let room = *peak - sum[lane];
                 share[lane] = room.checked_div(parts).unwrap_or(0);
-                ceiling[lane] += room - share[lane] * seen;
+                let highest = &mut self.highest[own][scope][lane];
+                *highest = (*highest).max(current[lane]);
+                ceiling[lane] = (ceiling[lane] + room - share[lane] * seen).min(*highest);
             }
             for (number, other) in others.iter_mut() {
                 if let Some(other) = other {
-                    let mut ceiling = other.scope(scope);
-                    ceiling.iter_mut().zip(share).for_each(|(ceiling, share)| *ceiling += share);
+                    let current = other.scope(scope);
+                    let highest = self.highest[*number][scope];
+                    let ceiling = std::array::from_fn(|lane| {
+                        (current[lane] + share[lane]).min(highest[lane].max(current[lane]))
+                    });
                     other.set_ceiling(scope, ceiling);
                     self.granted[*number][scope] = ceiling;
                 }
