@@ -7,10 +7,11 @@ trace=${1:-benches/traces/gpt2_amp.csv.gz}
 shift || true
 command -v valgrind >/dev/null || { echo "SKIPPED: valgrind is not installed (Debian: apt-get install valgrind)"; exit 0; }
 cargo build --release --quiet --bin vramalloc
+program=${CARGO_TARGET_DIR:-target}/release/vramalloc
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 count() {
-  valgrind --tool=callgrind --callgrind-out-file="$scratch/out" target/release/vramalloc replay \
+  valgrind --tool=callgrind --callgrind-out-file="$scratch/out" "$program" replay \
     --device sim --format json --passes "$1" "${@:2}" "$trace" 2>&1 >/dev/null | awk '/Collected/ { print $4 }'
 }
 events=$(gzip -dc "$trace" | wc -l)

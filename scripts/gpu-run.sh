@@ -8,7 +8,8 @@ build() {
   local folder=$1
   mkdir -p "$folder"
   cargo build --release --bin vramalloc --example train_mlp
-  cp target/release/vramalloc target/release/examples/train_mlp "$folder"
+  local release=${CARGO_TARGET_DIR:-target}/release
+  cp "$release/vramalloc" "$release/examples/train_mlp" "$folder"
   cargo test --release --no-run --test gpu --test cuda_driver --message-format json > "$folder/build.json"
   cargo bench --no-run --bench table --message-format json >> "$folder/build.json"
   for name in gpu cuda_driver table; do
