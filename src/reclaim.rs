@@ -14,7 +14,7 @@
 use crate::block::State;
 use crate::config::OnPending;
 use crate::device::Device;
-use crate::driver::DriverErrorKind;
+use crate::driver::{DevicePtr, DriverErrorKind};
 use crate::error::{Cause, Error, OutOfMemory, Result};
 use crate::pool::{Request, Taken};
 use crate::segment::Segment;
@@ -277,25 +277,29 @@ pub(crate) fn reserve(pool: &StreamPool, bytes: u64) -> Result<()> {
     let device = &*pool.device;
     let class = SizeClass::Large;
     let request = Request { requested: bytes, bytes, alignment: MIN_BLOCK_BYTES, class };
+    let base = match ask_driver(device, bytes)? {
+        Ok(base) => base,
+        Err(refusal) => return report(pool, &request, bytes, refusal),
+    };
+    let mut core = pool.core.lock();
+    device.book_segment(class, bytes);
+    let id = core.add_segment(Segment::new(base.0, bytes, class));
+    core.cache_claimed(id, class);
+    Ok(())
+}
+
+/// Memory for a segment of `bytes`, claimed of the limit and not yet booked; or who refused.
+fn ask_driver(device: &Device, bytes: u64) -> Result<std::result::Result<DevicePtr, Refusal>> {
     if !device.claim(bytes) {
-        return report(pool, &request, bytes, Refusal::Limit);
+        return Ok(Err(Refusal::Limit));
     }
-    match device.driver.alloc(bytes) {
-        Ok(base) => {
-            let mut core = pool.core.lock();
-            device.book_segment(class, bytes);
-            let id = core.add_segment(Segment::new(base.0, bytes, class));
-            core.cache_claimed(id, class);
-            Ok(())
+    device.driver.alloc(bytes).map(Ok).or_else(|error| {
+        device.unclaim(bytes);
+        match error.kind {
+            DriverErrorKind::OutOfMemory => Ok(Err(Refusal::Device)),
+            _ => Err(Error::Driver(device.noted(error))),
         }
-        Err(error) => {
-            device.unclaim(bytes);
-            if error.kind == DriverErrorKind::OutOfMemory {
-                return report(pool, &request, bytes, Refusal::Device);
-            }
-            Err(Error::Driver(device.noted(error)))
-        }
-    }
+    })
 }
 
 /// Rung 3: reserves a segment of `bytes` and takes the request from it.
@@ -305,34 +309,24 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
     if let Some(taken) = pool.take(request) {
         return Ok(Ok(taken));
     }
-    if !device.claim(bytes) {
-        return Ok(Err(Refusal::Limit));
+    let base = match ask_driver(device, bytes)? {
+        Ok(base) => base,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let mut core = pool.core.lock();
+    if core.retired {
+        drop(core); // by another thread, in between; the pool may be off the device's list
+        device.unclaim(bytes);
+        device.checked(device.driver.free(base))?;
+        return Err(pool.retired());
     }
-    match device.driver.alloc(bytes) {
-        Ok(base) => {
-            let mut core = pool.core.lock();
-            if core.retired {
-                drop(core); // by another thread, in between; the pool may be off the device's list
-                device.unclaim(bytes);
-                device.checked(device.driver.free(base))?;
-                return Err(pool.retired());
-            }
-            device.book_segment(request.class, bytes);
-            let id = core.add_segment(Segment::new(base.0, bytes, request.class));
-            let taken = core.carve(id, request);
-            if taken.raised {
-                pool.raise(&mut core);
-            }
-            Ok(Ok(taken))
-        }
-        Err(error) => {
-            device.unclaim(bytes);
-            if error.kind == DriverErrorKind::OutOfMemory {
-                return Ok(Err(Refusal::Device));
-            }
-            Err(Error::Driver(device.noted(error)))
-        }
+    device.book_segment(request.class, bytes);
+    let id = core.add_segment(Segment::new(base.0, bytes, request.class));
+    let taken = core.carve(id, request);
+    if taken.raised {
+        pool.raise(&mut core);
     }
+    Ok(Ok(taken))
 }
 
 /// Rung 4: gives back the smallest cached segment, of any stream, that makes room for `bytes` by itself.
