@@ -15,6 +15,7 @@ use crate::stats::{Lane, MemoryStats, PoolStats, StatArray};
 use crate::stream::{Stream, StreamPool};
 use crate::sync::{MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The largest alignment that can be asked for, in bytes.
@@ -175,7 +176,6 @@ impl CachingAllocator {
     /// # Errors
     /// [`Error::OutOfMemory`] when everything has been tried, with the numbers; [`Error::SizeOverflow`] from 2^60
     /// bytes on; [`Error::WrongDevice`]; [`Error::Driver`] if the driver fails otherwise. A failure changes nothing.
-    #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream) -> Result<Allocation> {
         let pool = &stream.pool;
         let device = &*self.inner.device;
@@ -207,7 +207,7 @@ impl CachingAllocator {
             return Err(device.unusable());
         }
         if bytes == 0 {
-            return Ok(Allocation { pool: Arc::clone(&stream.pool), id: NONE, addr: 0, requested: 0, size: 0 });
+            return Ok(Allocation::empty(&stream.pool));
         }
         let rounded = round_request(bytes, &device.config).ok_or(Error::SizeOverflow { requested: bytes })?;
         let request = Request {
@@ -257,7 +257,7 @@ impl CachingAllocator {
     /// If it is another allocator's.
     #[must_use]
     pub fn into_raw(&self, allocation: Allocation) -> DevicePtr {
-        assert!(Arc::ptr_eq(&allocation.pool.device, &self.inner.device), "an allocation of another allocator");
+        assert!(Arc::ptr_eq(&allocation.pool().device, &self.inner.device), "an allocation of another allocator");
         let ptr = allocation.ptr();
         if !ptr.is_null() {
             self.inner.live.insert(ptr, allocation);
@@ -613,17 +613,36 @@ impl std::fmt::Debug for CachingAllocator {
 /// Freeing returns the block to its stream's pool; work that is queued on that stream may still use it, since what
 /// is queued later comes later. Use on another stream must be announced by [`record_stream`](Self::record_stream).
 pub struct Allocation {
-    pool: Arc<StreamPool>,
-    id: BlockId,
+    /// Not counted as a reference: a pool outlives its live blocks (see [`StreamPool`]). Of an allocation of zero bytes,
+    /// which has no block, it is a counted reference.
+    pool: NonNull<StreamPool>,
     addr: u64,
     requested: u64,
     size: u64,
+    id: BlockId,
 }
 
+// SAFETY: the pointer is to a pool that may be used by any thread, and is only ever used by shared reference.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
 impl Allocation {
-    #[inline]
+    #[inline(always)]
     fn new(pool: &Arc<StreamPool>, taken: Taken, requested: u64) -> Self {
-        Self { pool: Arc::clone(pool), id: taken.id, addr: taken.addr, requested, size: taken.size }
+        Self { pool: NonNull::from(&**pool), id: taken.id, addr: taken.addr, requested, size: taken.size }
+    }
+
+    #[cold]
+    fn empty(pool: &Arc<StreamPool>) -> Self {
+        let pool = NonNull::from(&*Arc::clone(pool));
+        Self { pool, id: NONE, addr: 0, requested: 0, size: 0 }
+    }
+
+    #[inline(always)]
+    fn pool(&self) -> &StreamPool {
+        // SAFETY: the pool lives as long as its live blocks, of which this is one, or is counted as above.
+        unsafe { self.pool.as_ref() }
     }
 
     /// The device address; null for zero bytes.
@@ -650,7 +669,7 @@ impl Allocation {
     /// The stream that it was allocated on.
     #[must_use]
     pub fn stream(&self) -> Stream {
-        Stream { pool: Arc::clone(&self.pool) }
+        Stream { pool: self.pool().shared() }
     }
 
     /// Announces that work on `stream` uses this memory: once freed, it is not reused before what is queued on
@@ -659,13 +678,14 @@ impl Allocation {
     /// # Errors
     /// [`Error::WrongDevice`] for a stream of another allocator.
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        let device = &self.pool.device;
+        let pool = self.pool();
+        let device = &pool.device;
         if !Arc::ptr_eq(device, &stream.pool.device) {
             let ours = device.driver.device();
             return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours });
         }
-        if self.id != NONE && !Arc::ptr_eq(&self.pool, &stream.pool) {
-            self.pool.core.lock().record_use(self.id, &stream.pool.clock);
+        if self.id != NONE && !std::ptr::eq(pool, &raw const *stream.pool) {
+            pool.core.lock().record_use(self.id, &stream.pool.clock);
         }
         Ok(())
     }
@@ -679,9 +699,15 @@ impl Allocation {
 impl Drop for Allocation {
     #[inline]
     fn drop(&mut self) {
-        if self.id != NONE {
-            self.pool.free(self.id);
-        }
+        // The last one of a pool that nobody else has ends the pool: outside its own method, when no reference to it is
+        // left.
+        let last = if self.id == NONE {
+            // SAFETY: made by `empty`, which counted this reference; it is given back once.
+            Some(unsafe { Arc::from_raw(self.pool.as_ptr().cast_const()) } as _)
+        } else {
+            self.pool().free(self.id)
+        };
+        drop(last);
     }
 }
 
@@ -691,7 +717,7 @@ impl std::fmt::Debug for Allocation {
             .field("ptr", &self.ptr())
             .field("bytes", &self.requested)
             .field("block_bytes", &self.size)
-            .field("stream", &self.pool.clock.key)
+            .field("stream", &self.pool().clock.key)
             .finish()
     }
 }

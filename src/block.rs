@@ -131,8 +131,8 @@ impl BlockTable {
         Self { blocks: Vec::new(), vacant: NONE, in_use: 0 }
     }
 
-    /// A new record, in state [`State::Vacant`] until the caller sets another.
-    #[inline]
+    /// A new record without neighbours, in state [`State::Vacant`] until the caller sets another.
+    #[inline(always)]
     pub(crate) fn insert(&mut self, addr: u64, size: u64, segment: u32, class: SizeClass) -> BlockId {
         self.in_use += 1;
         let mut id = self.vacant;
@@ -141,11 +141,13 @@ impl BlockTable {
         } else {
             self.vacant = self[id].bin_next;
         }
-        let block = &mut self.blocks[id as usize];
+        let block = &mut self[id];
         block.addr = addr;
         block.size = size;
         block.segment = segment;
         block.class = class;
+        block.prev = NONE;
+        block.next = NONE;
         id
     }
 
@@ -158,18 +160,14 @@ impl BlockTable {
         id
     }
 
-    /// Gives a record up; nothing may link to it any more.
-    #[inline]
+    /// Gives the record of a free block up; nothing may link to it any more.
+    #[inline(always)]
     pub(crate) fn remove(&mut self, id: BlockId) {
         self.in_use -= 1;
         let vacant = std::mem::replace(&mut self.vacant, id);
-        let block = &mut self.blocks[id as usize];
+        let block = &mut self[id];
+        debug_assert!(block.requested == 0 && !block.shared);
         block.set_state(State::Vacant);
-        block.requested = 0;
-        block.shared = false;
-        block.prev = NONE;
-        block.next = NONE;
-        block.bin_prev = NONE;
         block.bin_next = vacant;
     }
 
@@ -179,7 +177,7 @@ impl BlockTable {
     }
 
     /// Inserts `new` behind `id` in address order.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn link_after(&mut self, id: BlockId, new: BlockId) {
         let next = std::mem::replace(&mut self[id].next, new);
         self[new].prev = id;
@@ -202,19 +200,27 @@ impl BlockTable {
     }
 }
 
+// The hot path follows half a dozen links an event. Each is an id that `insert` gave out and that was stored under the
+// pool's lock, and the table never shrinks; `validate` walks them all, and debug builds check each one.
+
 impl std::ops::Index<BlockId> for BlockTable {
     type Output = Block;
 
-    #[inline]
+    #[inline(always)]
     fn index(&self, id: BlockId) -> &Block {
-        &self.blocks[id as usize]
+        debug_assert!((id as usize) < self.blocks.len(), "no block {id}");
+        // SAFETY: ids come from `insert` of this very table, and are no larger than the largest it ever gave; the
+        // end-of-list mark is tested for before it would be followed.
+        unsafe { self.blocks.get_unchecked(id as usize) }
     }
 }
 
 impl std::ops::IndexMut<BlockId> for BlockTable {
-    #[inline]
+    #[inline(always)]
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
-        &mut self.blocks[id as usize]
+        debug_assert!((id as usize) < self.blocks.len(), "no block {id}");
+        // SAFETY: as in `index`.
+        unsafe { self.blocks.get_unchecked_mut(id as usize) }
     }
 }
 

@@ -1,78 +1,83 @@
 //! The free blocks of one size class, found by size: two-level segregated fit.
 //!
-//! Sizes are counted in granules of 512 bytes. Up to 128 granules (64 KiB) every size has a bin of its own;
-//! above, each power of two is divided into 64 bins, so that the sizes in one bin differ by less than 1.6 %.
-//! Two levels of bitmaps find the next bin that holds anything. Within a bin the smallest sufficient block of the
-//! first [`SCAN_MAX`] is taken, the last freed among equals: the best fit, exactly so while bins are short, at a
-//! cost that does not grow with the number of blocks.
+//! Sizes are counted in granules of 512 bytes. Up to 512 granules (256 KiB) every size has a bin of its own; above,
+//! each power of two is divided into 256 bins, so that the sizes in one bin differ by less than 0.4 %. Bitmaps (one bit
+//! a bin, above it one bit a word of those) find the next bin that holds anything. A bin is kept in the order of size,
+//! the last freed first among equals, so that its first block is the best fit. An insertion looks at no more than
+//! [`SCAN_MAX`] blocks and a search neither, so the cost does not grow with the number of blocks; in a bin with more
+//! blocks than that the order behind them, and so the fit, is only nearly the best.
 //!
 //! The list links live in the block records, so nothing here allocates.
 
 use crate::block::{BlockId, BlockTable, NONE};
 use crate::size::MIN_BLOCK_BYTES;
 
-/// Blocks looked at in one bin before the search goes on with the next.
+/// Blocks looked at in one bin.
 pub(crate) const SCAN_MAX: usize = 32;
 
 /// log2 of the bins for one power of two.
-const SUB_BITS: u32 = 6;
+const SUB_BITS: u32 = 8;
 const SUBS: usize = 1 << SUB_BITS;
-/// Powers of two. Sizes up to 2^60 bytes need 47 of them; a power of two of rows needs no bounds check.
-const ROWS: usize = 64;
-const BINS: usize = ROWS * SUBS;
+/// Sizes up to 2^60 bytes need 44 powers of two; a power of two of bins needs no bounds check.
+const BINS: usize = 64 * SUBS;
+const WORDS: usize = BINS / 64;
+const SUMMARIES: usize = WORDS / 64;
 
 /// Free blocks by size.
 #[derive(Debug)]
 pub(crate) struct FreeIndex {
-    /// Which rows hold anything.
-    rows: u64,
-    /// Which bins of a row do.
-    bins: [u64; ROWS],
     heads: Box<[BlockId; BINS]>,
-    count: usize,
+    /// Which words of `bins` are not zero.
+    words: [u64; SUMMARIES],
+    /// Which bins hold anything.
+    bins: [u64; WORDS],
 }
 
-/// The bin of a size in bytes: row times [`SUBS`] plus place in the row.
+/// The bin of a size in bytes: the number of its power of two, times [`SUBS`], plus its place there.
 #[inline(always)]
 fn bin_of(bytes: u64) -> usize {
     let granules = bytes / MIN_BLOCK_BYTES;
     debug_assert!(granules > 0);
-    // Row 0 is 1..64 granules and row 1 64..128 in steps of 1, row 2 128..256 in steps of 2, and so on. The leading
+    // Row 0 is 1..256 granules and row 1 256..512 in steps of 1, row 2 512..1024 in steps of 2, and so on. The leading
     // bit of a size in row 1 and above carries into the row's number.
     let shift = (63 - (granules | SUBS as u64).leading_zeros()) - SUB_BITS;
     ((u64::from(shift) << SUB_BITS) + (granules >> shift)) as usize & (BINS - 1)
 }
 
+/// The bits above `bit`.
+#[inline(always)]
+fn above(bit: usize) -> u64 {
+    u64::MAX << (bit % 64) << 1
+}
+
 impl FreeIndex {
     pub(crate) fn new() -> Self {
         let heads = vec![NONE; BINS].into_boxed_slice().try_into();
-        Self { rows: 0, bins: [0; ROWS], heads: heads.unwrap_or_else(|_| unreachable!()), count: 0 }
+        Self { words: [0; SUMMARIES], bins: [0; WORDS], heads: heads.unwrap_or_else(|_| unreachable!()) }
     }
 
-    /// Blocks in the index.
-    pub(crate) fn len(&self) -> usize {
-        self.count
-    }
-
-    /// Adds a block, first in its bin.
+    /// Adds a block, in its bin's order.
     #[inline(always)]
     pub(crate) fn insert(&mut self, blocks: &mut BlockTable, id: BlockId) {
-        let block = &mut blocks[id];
-        let bin = bin_of(block.size);
-        let head = std::mem::replace(&mut self.heads[bin], id);
-        block.bin_prev = NONE;
-        block.bin_next = head;
+        let size = blocks[id].size;
+        let bin = bin_of(size);
+        let head = self.heads[bin];
         if head == NONE {
-            self.bins[bin / SUBS] |= 1 << (bin % SUBS);
-            self.rows |= 1 << (bin / SUBS);
+            self.bins[bin / 64] |= 1 << (bin % 64);
+            self.words[bin / 4096] |= 1 << (bin / 64 % 64);
+        } else if blocks[head].size < size {
+            return insert_behind(blocks, head, id);
         } else {
             blocks[head].bin_prev = id;
         }
-        self.count += 1;
+        self.heads[bin] = id;
+        let block = &mut blocks[id];
+        block.bin_prev = NONE;
+        block.bin_next = head;
     }
 
     /// Takes a block out. Its size must be what it was when it was inserted.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn remove(&mut self, blocks: &mut BlockTable, id: BlockId) {
         let block = &blocks[id];
         let (prev, next) = (block.bin_prev, block.bin_next);
@@ -82,7 +87,6 @@ impl FreeIndex {
 
     #[inline(always)]
     fn unlink(&mut self, blocks: &mut BlockTable, bin: usize, prev: BlockId, next: BlockId) {
-        self.count -= 1;
         if next != NONE {
             blocks[next].bin_prev = prev;
         }
@@ -92,39 +96,47 @@ impl FreeIndex {
         }
         self.heads[bin] = next;
         if next == NONE {
-            let row = bin / SUBS;
-            self.bins[row] &= !(1 << (bin % SUBS));
-            if self.bins[row] == 0 {
-                self.rows &= !(1 << row);
+            let word = &mut self.bins[bin / 64];
+            *word &= !(1 << (bin % 64));
+            if *word == 0 {
+                self.words[bin / 4096] &= !(1 << (bin / 64 % 64));
             }
         }
+    }
+
+    /// The next bin behind `bin` that holds anything.
+    #[inline(always)]
+    fn next_bin(&self, bin: usize) -> Option<usize> {
+        let later = self.bins[bin / 64] & above(bin);
+        if later != 0 {
+            return Some(bin / 64 * 64 + later.trailing_zeros() as usize);
+        }
+        let mut summary = bin / 4096;
+        let mut words = self.words[summary] & above(bin / 64);
+        while words == 0 {
+            summary += 1;
+            words = *self.words.get(summary)?;
+        }
+        let word = summary * 64 + words.trailing_zeros() as usize % 64;
+        Some(word * 64 + self.bins[word].trailing_zeros() as usize % 64)
     }
 
     /// The best fit for `bytes` and its bin, left in the index.
     #[inline(always)]
     pub(crate) fn find(&self, blocks: &BlockTable, bytes: u64) -> Option<(BlockId, usize)> {
         let bin = bin_of(bytes);
-        let head = self.heads[bin];
-        if head != NONE {
-            let id = scan(blocks, head, bytes);
+        let mut id = self.heads[bin];
+        if id != NONE {
+            if blocks[id].size < bytes {
+                id = find_behind(blocks, id, bytes);
+            }
             if id != NONE {
                 return Some((id, bin));
             }
         }
         // Every block of a later bin is large enough.
-        let (row, sub) = (bin / SUBS, bin % SUBS);
-        let later = self.bins[row] & (u64::MAX << sub << 1);
-        let bin = if later != 0 {
-            row * SUBS + later.trailing_zeros() as usize
-        } else {
-            let rows = self.rows & (u64::MAX << row << 1);
-            if rows == 0 {
-                return None;
-            }
-            let row = rows.trailing_zeros() as usize % ROWS;
-            row * SUBS + self.bins[row].trailing_zeros() as usize
-        };
-        Some((scan(blocks, self.heads[bin % BINS], bytes), bin % BINS))
+        let bin = self.next_bin(bin)?;
+        Some((self.heads[bin], bin))
     }
 
     /// The smallest block that `fits`, which nothing below `bytes` does: the bin of `bytes` to its end, then
@@ -151,18 +163,15 @@ impl FreeIndex {
 
     /// The largest block's bytes; 0 if there is none. Looks at one bin.
     pub(crate) fn largest(&self, blocks: &BlockTable) -> u64 {
-        if self.rows == 0 {
-            return 0;
-        }
-        let row = 63 - self.rows.leading_zeros() as usize;
-        let sub = 63 - self.bins[row].leading_zeros() as usize;
-        self.list(blocks, row * SUBS + sub).map(|id| blocks[id].size).max().unwrap_or(0)
+        let Some(word) = self.bins.iter().rposition(|&word| word != 0) else { return 0 };
+        let bin = word * 64 + 63 - self.bins[word].leading_zeros() as usize;
+        self.list(blocks, bin).map(|id| blocks[id].size).max().unwrap_or(0)
     }
 
     /// All blocks, by bin.
     pub(crate) fn iter<'a>(&'a self, blocks: &'a BlockTable) -> impl Iterator<Item = BlockId> + 'a {
-        let rows = (0..ROWS).filter(move |&row| self.bins[row] != 0);
-        rows.flat_map(|row| row * SUBS..(row + 1) * SUBS).flat_map(move |bin| self.list(blocks, bin))
+        let words = (0..WORDS).filter(move |&word| self.bins[word] != 0);
+        words.flat_map(|word| word * 64..(word + 1) * 64).flat_map(move |bin| self.list(blocks, bin))
     }
 
     fn list<'a>(&'a self, blocks: &'a BlockTable, bin: usize) -> impl Iterator<Item = BlockId> + 'a {
@@ -173,21 +182,21 @@ impl FreeIndex {
         })
     }
 
-    /// Checks bitmaps, bins and links. For `validate`.
-    pub(crate) fn check(&self, blocks: &BlockTable) -> Result<(), String> {
+    /// Checks bitmaps, bins and links, and returns how many blocks there are. For `validate`.
+    pub(crate) fn check(&self, blocks: &BlockTable) -> Result<usize, String> {
         let mut count = 0;
-        for row in 0..ROWS {
-            if (self.rows >> row & 1 == 1) != (self.bins[row] != 0) {
-                return Err(format!("row {row} of the free index disagrees with its bitmap"));
+        for word in 0..WORDS {
+            if (self.words[word / 64] >> (word % 64) & 1 == 1) != (self.bins[word] != 0) {
+                return Err(format!("word {word} of the free index disagrees with its bitmap"));
             }
-            // In one comparison, since most rows are empty and `validate` is called often.
-            if self.bins[row] == 0 && self.heads[row * SUBS..(row + 1) * SUBS] != [NONE; SUBS] {
-                return Err(format!("row {row} of the free index holds what its bitmap does not show"));
+            // In one comparison, since most words are empty and `validate` is called often.
+            if self.bins[word] == 0 && self.heads[word * 64..(word + 1) * 64] != [NONE; 64] {
+                return Err(format!("word {word} of the free index holds what its bitmap does not show"));
             }
         }
-        let rows = (0..ROWS).filter(|&row| self.bins[row] != 0);
-        for bin in rows.flat_map(|row| row * SUBS..(row + 1) * SUBS) {
-            if (self.bins[bin / SUBS] >> (bin % SUBS) & 1 == 1) != (self.heads[bin] != NONE) {
+        let words = (0..WORDS).filter(|&word| self.bins[word] != 0);
+        for bin in words.flat_map(|word| word * 64..(word + 1) * 64) {
+            if (self.bins[bin / 64] >> (bin % 64) & 1 == 1) != (self.heads[bin] != NONE) {
                 return Err(format!("bin {bin} of the free index disagrees with its bitmap"));
             }
             let mut before = NONE;
@@ -200,36 +209,40 @@ impl FreeIndex {
                 count += 1;
             }
         }
-        if count == self.count {
-            Ok(())
-        } else {
-            Err(format!("the free index counts {} and holds {count}", self.count))
-        }
+        Ok(count)
     }
 }
 
-/// The smallest block of at least `bytes` among the first of a list, the first among equals. A block of just that
-/// size ends the scan, so in a bin of one size the head is taken.
-#[inline(always)]
-fn scan(blocks: &BlockTable, head: BlockId, bytes: u64) -> BlockId {
-    let (mut best, mut best_excess) = (NONE, u64::MAX);
-    let mut id = head;
-    for _ in 0..SCAN_MAX {
-        let block = &blocks[id];
-        // Wraps to a huge number where the block is too small.
-        let excess = block.size.wrapping_sub(bytes);
-        if excess < best_excess {
-            (best, best_excess) = (id, excess);
-            if excess == 0 {
-                break;
-            }
-        }
-        id = block.bin_next;
-        if id == NONE {
+/// Links `id` into a list behind `before`, which is smaller, and behind the others that are.
+#[inline(never)]
+fn insert_behind(blocks: &mut BlockTable, mut before: BlockId, id: BlockId) {
+    let size = blocks[id].size;
+    let mut next = blocks[before].bin_next;
+    for _ in 2..SCAN_MAX {
+        if next == NONE || blocks[next].size >= size {
             break;
         }
+        (before, next) = (next, blocks[next].bin_next);
     }
-    if best_excess > u64::MAX / 2 { NONE } else { best }
+    blocks[before].bin_next = id;
+    let block = &mut blocks[id];
+    block.bin_prev = before;
+    block.bin_next = next;
+    if next != NONE {
+        blocks[next].bin_prev = id;
+    }
+}
+
+/// The first block of at least `bytes` behind `id` in its list.
+#[inline(never)]
+fn find_behind(blocks: &BlockTable, mut id: BlockId, bytes: u64) -> BlockId {
+    for _ in 1..SCAN_MAX {
+        id = blocks[id].bin_next;
+        if id == NONE || blocks[id].size >= bytes {
+            return id;
+        }
+    }
+    NONE
 }
 
 #[cfg(test)]
@@ -239,12 +252,12 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn bins_are_ordered_and_exact_up_to_64_kib() {
+    fn bins_are_ordered_and_exact_up_to_256_kib() {
         let mut last = 0;
         for granules in 1..=1_000_000u64 {
             let bin = bin_of(granules * 512);
             assert!(bin == last || bin == last + 1, "{granules}: {bin} after {last}");
-            assert!(granules > 128 || bin == last + 1, "{granules} shares a bin");
+            assert!(granules > 512 || bin == last + 1, "{granules} shares a bin");
             last = bin;
         }
         assert!(bin_of(1 << 60) < BINS - SUBS);
@@ -278,7 +291,7 @@ mod tests {
                 index.remove(&mut blocks, id);
                 index.check(&blocks).map_err(TestCaseError::fail)?;
             }
-            prop_assert_eq!(index.len(), 0);
+            prop_assert_eq!(index.check(&blocks).map_err(TestCaseError::fail)?, 0);
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::size::{LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, SizeClass};
 use crate::stats::PoolStats;
 use crate::supply::span::Spans;
 use rustc_hash::FxHashMap;
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -108,6 +109,8 @@ pub(crate) struct PoolCore {
     pub(crate) held: usize,
     /// The allocator is gone: what becomes unused is given back at once.
     pub(crate) closed: bool,
+    /// The owner of this core, from when the allocator is gone until the last live block is freed.
+    pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
     /// The stream is destroyed: nothing more is allocated here.
     pub(crate) retired: bool,
 }
@@ -126,8 +129,14 @@ impl PoolCore {
             searches: 0,
             held: 0,
             closed: false,
+            keep: None,
             retired: false,
         }
+    }
+
+    /// Blocks that users hold.
+    pub(crate) fn live(&self) -> usize {
+        self.held - self.pending.len()
     }
 
     /// Hands out the best cached block for the request, if there is one.
@@ -466,7 +475,7 @@ pub(crate) struct Run {
 }
 
 /// Appends `next`, the neighbour behind `id`, to `id`; neither is in the index.
-#[inline]
+#[inline(always)]
 pub(crate) fn absorb_next(blocks: &mut BlockTable, id: BlockId, next: BlockId) {
     let Block { size, epoch, .. } = blocks[next];
     debug_assert_eq!(blocks[id].end(), blocks[next].addr);

@@ -11,17 +11,18 @@
 use crate::size::SizeClass;
 use crate::sync::Mutex;
 
-/// The counters that pools keep.
+/// The counters that pools keep. Those that change together lie together, four of 32 bytes and two of 16, so that one
+/// vector instruction adds to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Allocation,
     AllocatedBytes,
     RequestedBytes,
-    Active,
-    ActiveBytes,
+    OversizeAllocation,
     InactiveSplit,
     InactiveSplitBytes,
-    OversizeAllocation,
+    Active,
+    ActiveBytes,
 }
 
 pub(crate) const LANES: usize = 8;
@@ -34,10 +35,14 @@ pub(crate) const SCOPES: usize = 3;
 const ALL: usize = 2;
 
 /// A pool's counters, under its lock.
+///
+/// A counter is kept as its *room*, the distance to its ceiling: what is handed out is taken off, and a sign tells that
+/// the ceiling was passed.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(crate) struct PoolStats {
-    /// By size class. The active lanes are kept only if [`separate_active`](Self::separate_active).
-    current: [Lanes; 2],
+    /// By scope. The active lanes are kept only if [`separate_active`](Self::separate_active).
+    room: [Lanes; SCOPES],
     /// Sum of all increases, by size class. Those of the active lanes are those of the allocated ones.
     increased: [Lanes; 2],
     /// By scope; see the module's text.
@@ -46,103 +51,115 @@ pub(crate) struct PoolStats {
     separate_active: bool,
 }
 
+/// `lanes[from..from + N] += by`.
+#[inline(always)]
+fn add<const N: usize>(lanes: &mut Lanes, from: Lane, by: [i64; N]) {
+    for (lane, by) in by.into_iter().enumerate() {
+        lanes[from as usize + lane] += by;
+    }
+}
+
+/// `lanes[from..from + N] -= by`; negative if one of them now is.
+#[inline(always)]
+fn take<const N: usize>(lanes: &mut Lanes, from: Lane, by: [i64; N]) -> i64 {
+    let mut sign = 0;
+    for (lane, by) in by.into_iter().enumerate() {
+        let lane = &mut lanes[from as usize + lane];
+        *lane -= by;
+        sign |= *lane;
+    }
+    sign
+}
+
 impl PoolStats {
     pub(crate) fn new() -> Self {
         Self {
-            current: [[0; LANES]; 2],
+            room: [[0; LANES]; SCOPES],
             increased: [[0; LANES]; 2],
             ceiling: [[0; LANES]; SCOPES],
             separate_active: false,
         }
     }
 
-    /// Adds to one counter; negative if it is now above a ceiling.
+    /// Adds to counters; negative if one is now above a ceiling.
     #[inline(always)]
-    fn raise(&mut self, class: SizeClass, lane: Lane, by: u64) -> i64 {
-        let (this, other, lane) = (class.index(), 1 - class.index(), lane as usize);
-        let current = self.current[this][lane] + by as i64;
-        self.current[this][lane] = current;
-        self.increased[this][lane] += by as i64;
-        (self.ceiling[this][lane] - current) | (self.ceiling[ALL][lane] - current - self.current[other][lane])
+    fn raise<const N: usize>(&mut self, class: SizeClass, from: Lane, by: [i64; N]) -> i64 {
+        add(&mut self.increased[class.index()], from, by);
+        take(&mut self.room[class.index()], from, by) | take(&mut self.room[ALL], from, by)
     }
 
     #[inline(always)]
-    fn lower(&mut self, class: SizeClass, lane: Lane, by: u64) {
-        self.current[class.index()][lane as usize] -= by as i64;
+    fn lower<const N: usize>(&mut self, class: SizeClass, from: Lane, by: [i64; N]) {
+        add(&mut self.room[class.index()], from, by);
+        add(&mut self.room[ALL], from, by);
     }
 
     /// Counts a block that is handed out; true if a counter is now above its ceiling, and [`PeakBoard::raise`] is due.
     #[inline(always)]
     #[must_use]
     pub(crate) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) -> bool {
-        let mut room = self.raise(class, Lane::Allocation, 1);
-        room |= self.raise(class, Lane::AllocatedBytes, bytes);
-        room |= self.raise(class, Lane::RequestedBytes, requested);
+        let mut sign = self.raise(class, Lane::Allocation, [1, bytes as i64, requested as i64, 0]);
         if self.separate_active {
-            room |= self.raise(class, Lane::Active, 1);
-            room |= self.raise(class, Lane::ActiveBytes, bytes);
+            sign |= self.raise(class, Lane::Active, [1, bytes as i64]);
         }
-        room < 0
+        sign < 0
     }
 
     /// Counts a block that its user frees and that is cached at once.
     #[inline(always)]
     pub(crate) fn free(&mut self, class: SizeClass, bytes: u64, requested: u64) {
-        self.lower(class, Lane::Allocation, 1);
-        self.lower(class, Lane::AllocatedBytes, bytes);
-        self.lower(class, Lane::RequestedBytes, requested);
+        self.lower(class, Lane::Allocation, [1, bytes as i64, requested as i64, 0]);
         if self.separate_active {
-            self.lower(class, Lane::Active, 1);
-            self.lower(class, Lane::ActiveBytes, bytes);
+            self.lower(class, Lane::Active, [1, bytes as i64]);
         }
     }
 
     /// Counts a block that its user frees and that stays active.
     pub(crate) fn free_requested(&mut self, class: SizeClass, bytes: u64) {
         if !self.separate_active {
-            for class in 0..2 {
-                self.current[class] = self.currents(class);
+            for scope in 0..SCOPES {
+                let current = self.scope(scope);
+                for lane in [Lane::Active as usize, Lane::ActiveBytes as usize] {
+                    self.room[scope][lane] = self.ceiling[scope][lane] - current[lane];
+                }
             }
             self.separate_active = true;
         }
-        self.lower(class, Lane::Allocation, 1);
-        self.lower(class, Lane::AllocatedBytes, bytes);
+        self.lower(class, Lane::Allocation, [1, bytes as i64]);
     }
 
     /// Counts a block that [`free_requested`](Self::free_requested) counted and that is cached now.
     pub(crate) fn free_completed(&mut self, class: SizeClass, bytes: u64, requested: u64) {
-        self.lower(class, Lane::RequestedBytes, requested);
-        self.lower(class, Lane::Active, 1);
-        self.lower(class, Lane::ActiveBytes, bytes);
+        self.lower(class, Lane::RequestedBytes, [requested as i64]);
+        self.lower(class, Lane::Active, [1, bytes as i64]);
     }
 
     /// Counts free parts of segments partly in use.
     #[inline(always)]
     #[must_use]
     pub(crate) fn split_appears(&mut self, class: SizeClass, blocks: u64, bytes: u64) -> bool {
-        (self.raise(class, Lane::InactiveSplit, blocks) | self.raise(class, Lane::InactiveSplitBytes, bytes)) < 0
+        self.raise(class, Lane::InactiveSplit, [blocks as i64, bytes as i64]) < 0
     }
 
     /// Counts such parts that are no more, or that became smaller.
     #[inline(always)]
     pub(crate) fn split_goes(&mut self, class: SizeClass, blocks: u64, bytes: u64) {
-        self.lower(class, Lane::InactiveSplit, blocks);
-        self.lower(class, Lane::InactiveSplitBytes, bytes);
+        self.lower(class, Lane::InactiveSplit, [blocks as i64, bytes as i64]);
     }
 
     /// Counts an oversize block that is handed out.
     pub(crate) fn hand_out_oversize(&mut self, class: SizeClass) -> bool {
-        self.raise(class, Lane::OversizeAllocation, 1) < 0
+        self.raise(class, Lane::OversizeAllocation, [1]) < 0
     }
 
     /// Counts an oversize block that its user frees.
     pub(crate) fn free_oversize(&mut self, class: SizeClass) {
-        self.lower(class, Lane::OversizeAllocation, 1);
+        self.lower(class, Lane::OversizeAllocation, [1]);
     }
 
     /// The counters of a size class.
     pub(crate) fn currents(&self, class: usize) -> Lanes {
-        self.with_active(self.current[class])
+        self.scope(class)
     }
 
     /// One counter over both size classes.
@@ -167,24 +184,22 @@ impl PoolStats {
     }
 
     fn scope(&self, scope: usize) -> Lanes {
-        if scope != ALL {
-            return self.currents(scope);
-        }
-        let (small, large) = (self.currents(0), self.currents(1));
-        std::array::from_fn(|lane| small[lane] + large[lane])
+        self.with_active(std::array::from_fn(|lane| self.ceiling[scope][lane] - self.room[scope][lane]))
     }
 
     /// Sets the ceilings of a scope. Where active is not counted apart, the ceiling of allocated guards both.
-    fn set_ceiling(&mut self, scope: usize, ceiling: Lanes) {
-        self.ceiling[scope] = ceiling;
+    fn set_ceiling(&mut self, scope: usize, mut ceiling: Lanes) {
         if !self.separate_active {
             for (allocated, active) in
                 [(Lane::Allocation, Lane::Active), (Lane::AllocatedBytes, Lane::ActiveBytes)]
             {
-                let guarded = &mut self.ceiling[scope][allocated as usize];
-                *guarded = (*guarded).min(ceiling[active as usize]);
+                ceiling[allocated as usize] = ceiling[allocated as usize].min(ceiling[active as usize]);
             }
         }
+        for lane in 0..LANES {
+            self.room[scope][lane] += ceiling[lane] - self.ceiling[scope][lane];
+        }
+        self.ceiling[scope] = ceiling;
     }
 }
 
@@ -254,7 +269,7 @@ impl PeakBoard {
         state.vacant.push(number);
         for class in 0..2 {
             for lane in 0..LANES {
-                debug_assert_eq!(stats.current[class][lane], 0);
+                debug_assert_eq!(stats.currents(class)[lane], 0);
                 state.gone[class][lane] += stats.increases(class)[lane];
             }
         }

@@ -14,6 +14,10 @@ use std::any::Any;
 use std::sync::Arc;
 
 /// A stream's pool. Cache-line aligned, so that two streams' locks do not share a line.
+///
+/// Its live blocks do not count as references, which would cost two contended instructions a pair. While the allocator
+/// lives it owns the pool; when it goes, a pool with live blocks owns itself ([`PoolCore::keep`]) until the last one is
+/// freed.
 #[repr(align(128))]
 pub(crate) struct StreamPool {
     pub(crate) core: Mutex<PoolCore>,
@@ -58,8 +62,17 @@ impl StreamPool {
         Error::Driver(DriverError::with_detail(crate::driver::Call::StreamId, kind, "it was retired"))
     }
 
+    /// Another reference to this pool.
+    pub(crate) fn shared(&self) -> Arc<Self> {
+        // SAFETY: every pool is made by `new`, in an `Arc`, and this one is alive: so is its count.
+        unsafe {
+            Arc::increment_strong_count(self);
+            Arc::from_raw(self)
+        }
+    }
+
     /// The hot path: a cached block, or none.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&self, request: &Request) -> Option<Taken> {
         let mut core = self.core.lock();
         if core.retired {
@@ -86,29 +99,35 @@ impl StreamPool {
         Some(taken)
     }
 
-    /// The other half of the hot path.
+    /// The other half of the hot path. What it returns is to be dropped by the caller: perhaps the last reference to the
+    /// pool.
     #[inline]
-    pub(crate) fn free(&self, id: BlockId) {
+    #[must_use]
+    pub(crate) fn free(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
         if process::forks() != self.forks {
-            return; // another thread of the parent may have held the lock; and nothing here is the child's
+            return None; // another thread of the parent may have held the lock; and nothing here is the child's
         }
         let now = self.clock.now();
         let mut core = self.core.lock();
         let raised = if core.blocks[id].shared { core.free_later(id, now) } else { core.free_now(id, now) };
         if raised | core.closed {
-            self.after_free(core, raised);
+            return self.after_free(core, raised);
         }
+        None
     }
 
     #[cold]
     #[inline(never)]
-    fn after_free(&self, mut core: MutexGuard<'_, PoolCore>, raised: bool) {
+    fn after_free(&self, mut core: MutexGuard<'_, PoolCore>, raised: bool) -> Option<Arc<dyn Any + Send + Sync>> {
         if raised {
             self.raise(&mut core);
         }
-        if core.closed {
-            self.give_back_unused(core);
+        if !core.closed {
+            return None;
         }
+        let last = if core.live() == 0 { core.keep.take() } else { None };
+        self.give_back_unused(core);
+        last
     }
 
     /// To be called before the lock is let go when a counter rose above its ceiling.
@@ -118,12 +137,17 @@ impl StreamPool {
     }
 
     /// The allocator is gone: nothing is cached from now on.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(self: &Arc<Self>) {
         if self.device.is_forked() {
+            // The child may hold allocations, but must not look whether it does.
+            std::mem::forget(Arc::clone(self));
             return;
         }
         let mut core = self.core.lock();
         core.closed = true;
+        if core.live() > 0 {
+            core.keep = Some(Arc::clone(self) as Arc<dyn Any + Send + Sync>);
+        }
         self.give_back_unused(core);
     }
 
