@@ -1,16 +1,14 @@
 //! The caching allocator: the public face of one device's memory.
 
-use crate::block::{BlockId, NONE};
+use crate::block::NONE;
 use crate::config::{Config, Segments};
 use crate::device::{Device, Observer};
 use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, StreamKey};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::live::LiveTable;
-use crate::pool::{Request, Taken};
+use crate::pool::{BlockHandle, RETIRED, Request, Taken};
 use crate::reclaim;
-use crate::size::{
-    MIN_BLOCK_BYTES, REQUEST_MAX_BYTES, SEGMENT_STEP_BYTES, SizeClass, round_request, round_to_granule,
-};
+use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SizeClass, round_request};
 use crate::stats::{Lane, MemoryStats, PoolStats, StatArray};
 use crate::stream::{Stream, StreamPool};
 use crate::sync::{MutexGuard, RwLock};
@@ -144,7 +142,7 @@ impl CachingAllocator {
         self.check_stream(stream)?;
         let pool = &stream.pool;
         self.inner.streams.write().remove(&pool.clock.key.id);
-        pool.core.lock().retired = true;
+        pool.core.lock().attention |= RETIRED;
         let result = pool.clock.retire();
         drop(pool.owner.lock().take());
         self.inner.device.keep_retired(pool);
@@ -176,16 +174,15 @@ impl CachingAllocator {
     /// # Errors
     /// [`Error::OutOfMemory`] when everything has been tried, with the numbers; [`Error::SizeOverflow`] from 2^60
     /// bytes on; [`Error::WrongDevice`]; [`Error::Driver`] if the driver fails otherwise. A failure changes nothing.
+    #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream) -> Result<Allocation> {
         let pool = &stream.pool;
         let device = &*self.inner.device;
-        let plain = pool.is_plain && bytes.wrapping_sub(1) < REQUEST_MAX_BYTES - 1;
+        let plain = bytes.wrapping_sub(1) < pool.plain_bytes;
         if plain && std::ptr::eq(&raw const *pool.device, device) && device.is_usable() {
-            let rounded = round_to_granule(bytes);
-            let class = SizeClass::of(rounded);
-            let request = Request { requested: bytes, bytes: rounded, alignment: MIN_BLOCK_BYTES, class };
-            if let Some(taken) = pool.take(&request) {
-                return Ok(Allocation::new(pool, taken, bytes));
+            let block = pool.take_plain(bytes);
+            if block.id() != NONE {
+                return Ok(Allocation { pool: NonNull::from(&**pool), requested: bytes, block });
             }
         }
         self.alloc_aligned(bytes, MIN_BLOCK_BYTES, stream)
@@ -221,13 +218,13 @@ impl CachingAllocator {
             Some(taken) => taken,
             None => self.alloc_slow(pool, &request)?,
         };
-        Ok(Allocation::new(pool, taken, bytes))
+        Ok(Allocation { pool: NonNull::from(&**pool), requested: bytes, block: taken.handle(bytes) })
     }
 
     #[cold]
     #[inline(never)]
     fn alloc_slow(&self, pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
-        if pool.core.lock().retired {
+        if pool.core.lock().is_retired() {
             return Err(pool.retired());
         }
         reclaim::allocate(pool, request)
@@ -616,11 +613,11 @@ pub struct Allocation {
     /// Not counted as a reference: a pool outlives its live blocks (see [`StreamPool`]). Of an allocation of zero bytes,
     /// which has no block, it is a counted reference.
     pool: NonNull<StreamPool>,
-    addr: u64,
     requested: u64,
-    size: u64,
-    id: BlockId,
+    block: BlockHandle,
 }
+
+const _: () = assert!(std::mem::size_of::<Allocation>() == 32);
 
 // SAFETY: the pointer is to a pool that may be used by any thread, and is only ever used by shared reference.
 unsafe impl Send for Allocation {}
@@ -628,15 +625,10 @@ unsafe impl Send for Allocation {}
 unsafe impl Sync for Allocation {}
 
 impl Allocation {
-    #[inline(always)]
-    fn new(pool: &Arc<StreamPool>, taken: Taken, requested: u64) -> Self {
-        Self { pool: NonNull::from(&**pool), id: taken.id, addr: taken.addr, requested, size: taken.size }
-    }
-
     #[cold]
     fn empty(pool: &Arc<StreamPool>) -> Self {
         let pool = NonNull::from(&*Arc::clone(pool));
-        Self { pool, id: NONE, addr: 0, requested: 0, size: 0 }
+        Self { pool, requested: 0, block: BlockHandle::EMPTY }
     }
 
     #[inline(always)]
@@ -649,7 +641,7 @@ impl Allocation {
     #[must_use]
     #[inline]
     pub fn ptr(&self) -> DevicePtr {
-        DevicePtr(self.addr)
+        DevicePtr(self.block.addr)
     }
 
     /// The bytes that were asked for.
@@ -663,7 +655,7 @@ impl Allocation {
     #[must_use]
     #[inline]
     pub fn block_bytes(&self) -> u64 {
-        self.size
+        self.block.block_bytes(self.requested)
     }
 
     /// The stream that it was allocated on.
@@ -684,8 +676,8 @@ impl Allocation {
             let ours = device.driver.device();
             return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours });
         }
-        if self.id != NONE && !std::ptr::eq(pool, &raw const *stream.pool) {
-            pool.core.lock().record_use(self.id, &stream.pool.clock);
+        if self.block.id() != NONE && !std::ptr::eq(pool, &raw const *stream.pool) {
+            pool.core.lock().record_use(self.block.id(), &stream.pool.clock);
         }
         Ok(())
     }
@@ -701,11 +693,11 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         // The last one of a pool that nobody else has ends the pool: outside its own method, when no reference to it is
         // left.
-        let last = if self.id == NONE {
+        let last = if self.block.id() == NONE {
             // SAFETY: made by `empty`, which counted this reference; it is given back once.
             Some(unsafe { Arc::from_raw(self.pool.as_ptr().cast_const()) } as _)
         } else {
-            self.pool().free(self.id)
+            self.pool().free(self.block.id())
         };
         drop(last);
     }
@@ -716,7 +708,7 @@ impl std::fmt::Debug for Allocation {
         f.debug_struct("Allocation")
             .field("ptr", &self.ptr())
             .field("bytes", &self.requested)
-            .field("block_bytes", &self.size)
+            .field("block_bytes", &self.block_bytes())
             .field("stream", &self.pool().clock.key)
             .finish()
     }

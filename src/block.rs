@@ -9,8 +9,9 @@ use crate::size::SizeClass;
 /// A block's place in its pool's table.
 pub(crate) type BlockId = u32;
 
-/// No block: the end of a list, the edge of a segment.
-pub(crate) const NONE: BlockId = u32::MAX;
+/// No block: the end of a list, the edge of a segment. There is a record of that number, always vacant: what follows a
+/// link without asking whether it is one reads a block that is not free, and may write that record's links.
+pub(crate) const NONE: BlockId = 0;
 
 /// What a block is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +60,6 @@ pub(crate) struct Block {
     pub(crate) next: BlockId,
     pub(crate) bin_prev: BlockId,
     pub(crate) bin_next: BlockId,
-    /// Its segment in the pool's table.
-    pub(crate) segment: u32,
     /// The pool's search count when it became free: its age for garbage collection.
     pub(crate) born: u32,
     state: State,
@@ -80,7 +79,6 @@ impl Block {
             next: NONE,
             bin_prev: NONE,
             bin_next: NONE,
-            segment: NONE,
             born: 0,
             state: State::Vacant,
             class: SizeClass::Small,
@@ -107,7 +105,7 @@ impl Block {
     /// Whether it is all of its segment.
     #[inline]
     pub(crate) fn is_whole_segment(&self) -> bool {
-        self.prev == NONE && self.next == NONE
+        (self.prev | self.next) == NONE
     }
 
     #[inline]
@@ -123,18 +121,21 @@ pub(crate) struct BlockTable {
     blocks: Vec<Block>,
     /// The last vacated record; the next one is its `bin_next`.
     vacant: BlockId,
-    in_use: usize,
 }
+
+/// The records, by id. While it is borrowed none are added, so their place in memory is settled: the hot path borrows it
+/// once an operation.
+#[repr(transparent)]
+pub(crate) struct Records([Block]);
 
 impl BlockTable {
     pub(crate) fn new() -> Self {
-        Self { blocks: Vec::new(), vacant: NONE, in_use: 0 }
+        Self { blocks: vec![Block::vacant()], vacant: NONE }
     }
 
     /// A new record without neighbours, in state [`State::Vacant`] until the caller sets another.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, addr: u64, size: u64, segment: u32, class: SizeClass) -> BlockId {
-        self.in_use += 1;
+    pub(crate) fn insert(&mut self, addr: u64, size: u64, class: SizeClass) -> BlockId {
         let mut id = self.vacant;
         if id == NONE {
             id = self.push();
@@ -144,7 +145,6 @@ impl BlockTable {
         let block = &mut self[id];
         block.addr = addr;
         block.size = size;
-        block.segment = segment;
         block.class = class;
         block.prev = NONE;
         block.next = NONE;
@@ -163,7 +163,6 @@ impl BlockTable {
     /// Gives the record of a free block up; nothing may link to it any more.
     #[inline(always)]
     pub(crate) fn remove(&mut self, id: BlockId) {
-        self.in_use -= 1;
         let vacant = std::mem::replace(&mut self.vacant, id);
         let block = &mut self[id];
         debug_assert!(block.requested == 0 && !block.shared);
@@ -171,56 +170,82 @@ impl BlockTable {
         block.bin_next = vacant;
     }
 
-    /// Records in use.
+    /// Records in use. O(records).
     pub(crate) fn len(&self) -> usize {
-        self.in_use
+        self.blocks.iter().filter(|block| block.state != State::Vacant).count()
     }
+}
 
+impl Records {
     /// Inserts `new` behind `id` in address order.
     #[inline(always)]
     pub(crate) fn link_after(&mut self, id: BlockId, new: BlockId) {
         let next = std::mem::replace(&mut self[id].next, new);
         self[new].prev = id;
         self[new].next = next;
-        if next != NONE {
-            self[next].prev = new;
-        }
+        self[next].prev = new;
     }
 
-    /// Takes `id` out of the address order.
-    #[inline]
-    pub(crate) fn unlink(&mut self, id: BlockId) {
-        let (prev, next) = (self[id].prev, self[id].next);
-        if prev != NONE {
-            self[prev].next = next;
-        }
-        if next != NONE {
-            self[next].prev = prev;
-        }
+    /// Appends `next`, the neighbour behind `id`, to `id`. Its record is no longer linked.
+    #[inline(always)]
+    pub(crate) fn absorb(&mut self, id: BlockId, next: BlockId) {
+        let Block { addr, size, epoch, next: behind, .. } = self[next];
+        let block = &mut self[id];
+        debug_assert_eq!(block.end(), addr);
+        block.size += size;
+        block.epoch = block.epoch.max(epoch);
+        block.next = behind;
+        self[behind].prev = id;
+    }
+
+    /// Whether there is a block and it is free.
+    #[inline(always)]
+    pub(crate) fn is_free(&self, id: BlockId) -> bool {
+        self[id].state == State::Free
+    }
+}
+
+impl std::ops::Deref for BlockTable {
+    type Target = Records;
+
+    #[inline(always)]
+    fn deref(&self) -> &Records {
+        let records: *const [Block] = &raw const *self.blocks;
+        // SAFETY: `Records` is a `[Block]` in all but name, and is borrowed for as long as `self` is.
+        unsafe { &*(records as *const Records) }
+    }
+}
+
+impl std::ops::DerefMut for BlockTable {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Records {
+        let records: *mut [Block] = &raw mut *self.blocks;
+        // SAFETY: as in `deref`.
+        unsafe { &mut *(records as *mut Records) }
     }
 }
 
 // The hot path follows half a dozen links an event. Each is an id that `insert` gave out and that was stored under the
 // pool's lock, and the table never shrinks; `validate` walks them all, and debug builds check each one.
 
-impl std::ops::Index<BlockId> for BlockTable {
+impl std::ops::Index<BlockId> for Records {
     type Output = Block;
 
     #[inline(always)]
     fn index(&self, id: BlockId) -> &Block {
-        debug_assert!((id as usize) < self.blocks.len(), "no block {id}");
-        // SAFETY: ids come from `insert` of this very table, and are no larger than the largest it ever gave; the
-        // end-of-list mark is tested for before it would be followed.
-        unsafe { self.blocks.get_unchecked(id as usize) }
+        debug_assert!((id as usize) < self.0.len(), "no block {id}");
+        // SAFETY: ids come from `BlockTable::insert` and are no larger than the largest it ever gave; the mark for the
+        // end of a list is tested for before it would be followed.
+        unsafe { self.0.get_unchecked(id as usize) }
     }
 }
 
-impl std::ops::IndexMut<BlockId> for BlockTable {
+impl std::ops::IndexMut<BlockId> for Records {
     #[inline(always)]
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
-        debug_assert!((id as usize) < self.blocks.len(), "no block {id}");
+        debug_assert!((id as usize) < self.0.len(), "no block {id}");
         // SAFETY: as in `index`.
-        unsafe { self.blocks.get_unchecked_mut(id as usize) }
+        unsafe { self.0.get_unchecked_mut(id as usize) }
     }
 }
 

@@ -158,7 +158,7 @@ impl Device {
         let mut retired = self.retired.lock();
         retired.retain(|pool| {
             let mut core = pool.core.lock();
-            if core.held > 0 || !core.is_empty() {
+            if core.held() > 0 || !core.is_empty() {
                 return true;
             }
             self.pools.write()[pool.number] = Weak::new();

@@ -1,36 +1,38 @@
 //! The free blocks of one size class, found by size: two-level segregated fit.
 //!
-//! Sizes are counted in granules of 512 bytes. Up to 512 granules (256 KiB) every size has a bin of its own; above,
-//! each power of two is divided into 256 bins, so that the sizes in one bin differ by less than 0.4 %. Bitmaps (one bit
-//! a bin, above it one bit a word of those) find the next bin that holds anything. A bin is kept in the order of size,
+//! Sizes are counted in granules of 512 bytes. Up to 128 granules (64 KiB) every size has a bin of its own; above,
+//! each power of two is divided into 64 bins, so that the sizes in one bin differ by less than 1.6 %. Two levels of
+//! bitmaps (a bit a bin, above it a bit a row of 64 bins) find the next bin that holds anything. A bin is kept in the order of size,
 //! the last freed first among equals, so that its first block is the best fit. An insertion looks at no more than
 //! [`SCAN_MAX`] blocks and a search neither, so the cost does not grow with the number of blocks; in a bin with more
 //! blocks than that the order behind them, and so the fit, is only nearly the best.
 //!
 //! The list links live in the block records, so nothing here allocates.
 
-use crate::block::{BlockId, BlockTable, NONE};
+use crate::block::{BlockId, NONE, Records};
 use crate::size::MIN_BLOCK_BYTES;
 
 /// Blocks looked at in one bin.
 pub(crate) const SCAN_MAX: usize = 32;
 
 /// log2 of the bins for one power of two.
-const SUB_BITS: u32 = 8;
+const SUB_BITS: u32 = 6;
 const SUBS: usize = 1 << SUB_BITS;
-/// Sizes up to 2^60 bytes need 44 powers of two; a power of two of bins needs no bounds check.
-const BINS: usize = 64 * SUBS;
-const WORDS: usize = BINS / 64;
-const SUMMARIES: usize = WORDS / 64;
+/// Powers of two. Sizes up to 2^60 bytes need 46 of them; a power of two of rows needs no bounds check.
+const ROWS: usize = 64;
+const BINS: usize = ROWS * SUBS;
 
 /// Free blocks by size.
 #[derive(Debug)]
-pub(crate) struct FreeIndex {
-    heads: Box<[BlockId; BINS]>,
-    /// Which words of `bins` are not zero.
-    words: [u64; SUMMARIES],
-    /// Which bins hold anything.
-    bins: [u64; WORDS],
+pub(crate) struct FreeIndex(Box<Bins>);
+
+#[derive(Debug)]
+struct Bins {
+    /// Which rows hold anything.
+    rows: u64,
+    /// Which bins of a row do.
+    bins: [u64; ROWS],
+    heads: [BlockId; BINS],
 }
 
 /// The bin of a size in bytes: the number of its power of two, times [`SUBS`], plus its place there.
@@ -38,7 +40,7 @@ pub(crate) struct FreeIndex {
 fn bin_of(bytes: u64) -> usize {
     let granules = bytes / MIN_BLOCK_BYTES;
     debug_assert!(granules > 0);
-    // Row 0 is 1..256 granules and row 1 256..512 in steps of 1, row 2 512..1024 in steps of 2, and so on. The leading
+    // Row 0 is 1..64 granules and row 1 64..128 in steps of 1, row 2 128..256 in steps of 2, and so on. The leading
     // bit of a size in row 1 and above carries into the row's number.
     let shift = (63 - (granules | SUBS as u64).leading_zeros()) - SUB_BITS;
     ((u64::from(shift) << SUB_BITS) + (granules >> shift)) as usize & (BINS - 1)
@@ -52,25 +54,24 @@ fn above(bit: usize) -> u64 {
 
 impl FreeIndex {
     pub(crate) fn new() -> Self {
-        let heads = vec![NONE; BINS].into_boxed_slice().try_into();
-        Self { words: [0; SUMMARIES], bins: [0; WORDS], heads: heads.unwrap_or_else(|_| unreachable!()) }
+        Self(Box::new(Bins { rows: 0, bins: [0; ROWS], heads: [NONE; BINS] }))
     }
 
     /// Adds a block, in its bin's order.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, blocks: &mut BlockTable, id: BlockId) {
+    pub(crate) fn insert(&mut self, blocks: &mut Records, id: BlockId) {
+        let index = &mut *self.0;
         let size = blocks[id].size;
         let bin = bin_of(size);
-        let head = self.heads[bin];
+        let head = index.heads[bin];
         if head == NONE {
-            self.bins[bin / 64] |= 1 << (bin % 64);
-            self.words[bin / 4096] |= 1 << (bin / 64 % 64);
+            index.bins[bin / SUBS] |= 1 << (bin % SUBS);
+            index.rows |= 1 << (bin / SUBS);
         } else if blocks[head].size < size {
             return insert_behind(blocks, head, id);
-        } else {
-            blocks[head].bin_prev = id;
         }
-        self.heads[bin] = id;
+        index.heads[bin] = id;
+        blocks[head].bin_prev = id;
         let block = &mut blocks[id];
         block.bin_prev = NONE;
         block.bin_next = head;
@@ -78,28 +79,40 @@ impl FreeIndex {
 
     /// Takes a block out. Its size must be what it was when it was inserted.
     #[inline(always)]
-    pub(crate) fn remove(&mut self, blocks: &mut BlockTable, id: BlockId) {
+    pub(crate) fn remove(&mut self, blocks: &mut Records, id: BlockId) {
         let block = &blocks[id];
         let (prev, next) = (block.bin_prev, block.bin_next);
-        let bin = bin_of(block.size);
-        self.unlink(blocks, bin, prev, next);
-    }
-
-    #[inline(always)]
-    fn unlink(&mut self, blocks: &mut BlockTable, bin: usize, prev: BlockId, next: BlockId) {
-        if next != NONE {
-            blocks[next].bin_prev = prev;
-        }
+        blocks[next].bin_prev = prev;
         if prev != NONE {
             blocks[prev].bin_next = next;
             return;
         }
-        self.heads[bin] = next;
+        self.behead(bin_of(blocks[id].size), next);
+    }
+
+    /// Takes out what [`find`](Self::find) found.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, blocks: &mut Records, id: BlockId, bin: usize) {
+        let block = &blocks[id];
+        let (prev, next) = (block.bin_prev, block.bin_next);
+        blocks[next].bin_prev = prev;
+        if prev != NONE {
+            blocks[prev].bin_next = next;
+            return;
+        }
+        self.behead(bin, next);
+    }
+
+    /// Makes `next` the first block of a bin.
+    #[inline(always)]
+    fn behead(&mut self, bin: usize, next: BlockId) {
+        let index = &mut *self.0;
+        index.heads[bin] = next;
         if next == NONE {
-            let word = &mut self.bins[bin / 64];
-            *word &= !(1 << (bin % 64));
-            if *word == 0 {
-                self.words[bin / 4096] &= !(1 << (bin / 64 % 64));
+            let row = &mut index.bins[bin / SUBS];
+            *row &= !(1 << (bin % SUBS));
+            if *row == 0 {
+                index.rows &= !(1 << (bin / SUBS));
             }
         }
     }
@@ -107,25 +120,24 @@ impl FreeIndex {
     /// The next bin behind `bin` that holds anything.
     #[inline(always)]
     fn next_bin(&self, bin: usize) -> Option<usize> {
-        let later = self.bins[bin / 64] & above(bin);
+        let row = bin / SUBS;
+        let later = self.0.bins[row] & above(bin);
         if later != 0 {
-            return Some(bin / 64 * 64 + later.trailing_zeros() as usize);
+            return Some(row * SUBS + later.trailing_zeros() as usize);
         }
-        let mut summary = bin / 4096;
-        let mut words = self.words[summary] & above(bin / 64);
-        while words == 0 {
-            summary += 1;
-            words = *self.words.get(summary)?;
+        let rows = self.0.rows & above(row);
+        if rows == 0 {
+            return None;
         }
-        let word = summary * 64 + words.trailing_zeros() as usize % 64;
-        Some(word * 64 + self.bins[word].trailing_zeros() as usize % 64)
+        let row = rows.trailing_zeros() as usize % ROWS;
+        Some(row * SUBS + self.0.bins[row].trailing_zeros() as usize % SUBS)
     }
 
     /// The best fit for `bytes` and its bin, left in the index.
     #[inline(always)]
-    pub(crate) fn find(&self, blocks: &BlockTable, bytes: u64) -> Option<(BlockId, usize)> {
+    pub(crate) fn find(&self, blocks: &Records, bytes: u64) -> Option<(BlockId, usize)> {
         let bin = bin_of(bytes);
-        let mut id = self.heads[bin];
+        let mut id = self.0.heads[bin];
         if id != NONE {
             if blocks[id].size < bytes {
                 id = find_behind(blocks, id, bytes);
@@ -136,14 +148,14 @@ impl FreeIndex {
         }
         // Every block of a later bin is large enough.
         let bin = self.next_bin(bin)?;
-        Some((self.heads[bin], bin))
+        Some((self.0.heads[bin], bin))
     }
 
     /// The smallest block that `fits`, which nothing below `bytes` does: the bin of `bytes` to its end, then
     /// [`find`](Self::find)'s way through the later ones.
     pub(crate) fn find_anywhere(
         &self,
-        blocks: &BlockTable,
+        blocks: &Records,
         bytes: u64,
         fits: impl Fn(u64) -> bool,
     ) -> Option<BlockId> {
@@ -153,29 +165,24 @@ impl FreeIndex {
             .or_else(|| self.find(blocks, bytes).map(|(id, _)| id).filter(|&id| fits(blocks[id].size)))
     }
 
-    /// Takes out what [`find`](Self::find) found.
-    #[inline(always)]
-    pub(crate) fn take(&mut self, blocks: &mut BlockTable, id: BlockId, bin: usize) {
-        let block = &blocks[id];
-        let (prev, next) = (block.bin_prev, block.bin_next);
-        self.unlink(blocks, bin, prev, next);
-    }
-
     /// The largest block's bytes; 0 if there is none. Looks at one bin.
-    pub(crate) fn largest(&self, blocks: &BlockTable) -> u64 {
-        let Some(word) = self.bins.iter().rposition(|&word| word != 0) else { return 0 };
-        let bin = word * 64 + 63 - self.bins[word].leading_zeros() as usize;
-        self.list(blocks, bin).map(|id| blocks[id].size).max().unwrap_or(0)
+    pub(crate) fn largest(&self, blocks: &Records) -> u64 {
+        if self.0.rows == 0 {
+            return 0;
+        }
+        let row = 63 - self.0.rows.leading_zeros() as usize;
+        let sub = 63 - self.0.bins[row].leading_zeros() as usize;
+        self.list(blocks, row * SUBS + sub).map(|id| blocks[id].size).max().unwrap_or(0)
     }
 
     /// All blocks, by bin.
-    pub(crate) fn iter<'a>(&'a self, blocks: &'a BlockTable) -> impl Iterator<Item = BlockId> + 'a {
-        let words = (0..WORDS).filter(move |&word| self.bins[word] != 0);
-        words.flat_map(|word| word * 64..(word + 1) * 64).flat_map(move |bin| self.list(blocks, bin))
+    pub(crate) fn iter<'a>(&'a self, blocks: &'a Records) -> impl Iterator<Item = BlockId> + 'a {
+        let rows = (0..ROWS).filter(move |&row| self.0.bins[row] != 0);
+        rows.flat_map(|row| row * SUBS..(row + 1) * SUBS).flat_map(move |bin| self.list(blocks, bin))
     }
 
-    fn list<'a>(&'a self, blocks: &'a BlockTable, bin: usize) -> impl Iterator<Item = BlockId> + 'a {
-        let head = self.heads[bin];
+    fn list<'a>(&'a self, blocks: &'a Records, bin: usize) -> impl Iterator<Item = BlockId> + 'a {
+        let head = self.0.heads[bin];
         std::iter::successors((head != NONE).then_some(head), |&id| {
             let next = blocks[id].bin_next;
             (next != NONE).then_some(next)
@@ -183,20 +190,20 @@ impl FreeIndex {
     }
 
     /// Checks bitmaps, bins and links, and returns how many blocks there are. For `validate`.
-    pub(crate) fn check(&self, blocks: &BlockTable) -> Result<usize, String> {
+    pub(crate) fn check(&self, blocks: &Records) -> Result<usize, String> {
         let mut count = 0;
-        for word in 0..WORDS {
-            if (self.words[word / 64] >> (word % 64) & 1 == 1) != (self.bins[word] != 0) {
-                return Err(format!("word {word} of the free index disagrees with its bitmap"));
+        for row in 0..ROWS {
+            if (self.0.rows >> row & 1 == 1) != (self.0.bins[row] != 0) {
+                return Err(format!("row {row} of the free index disagrees with its bitmap"));
             }
-            // In one comparison, since most words are empty and `validate` is called often.
-            if self.bins[word] == 0 && self.heads[word * 64..(word + 1) * 64] != [NONE; 64] {
-                return Err(format!("word {word} of the free index holds what its bitmap does not show"));
+            // In one comparison, since most rows are empty and `validate` is called often.
+            if self.0.bins[row] == 0 && self.0.heads[row * SUBS..(row + 1) * SUBS] != [NONE; SUBS] {
+                return Err(format!("row {row} of the free index holds what its bitmap does not show"));
             }
         }
-        let words = (0..WORDS).filter(|&word| self.bins[word] != 0);
-        for bin in words.flat_map(|word| word * 64..(word + 1) * 64) {
-            if (self.bins[bin / 64] >> (bin % 64) & 1 == 1) != (self.heads[bin] != NONE) {
+        let rows = (0..ROWS).filter(|&row| self.0.bins[row] != 0);
+        for bin in rows.flat_map(|row| row * SUBS..(row + 1) * SUBS) {
+            if (self.0.bins[bin / SUBS] >> (bin % SUBS) & 1 == 1) != (self.0.heads[bin] != NONE) {
                 return Err(format!("bin {bin} of the free index disagrees with its bitmap"));
             }
             let mut before = NONE;
@@ -215,7 +222,7 @@ impl FreeIndex {
 
 /// Links `id` into a list behind `before`, which is smaller, and behind the others that are.
 #[inline(never)]
-fn insert_behind(blocks: &mut BlockTable, mut before: BlockId, id: BlockId) {
+fn insert_behind(blocks: &mut Records, mut before: BlockId, id: BlockId) {
     let size = blocks[id].size;
     let mut next = blocks[before].bin_next;
     for _ in 2..SCAN_MAX {
@@ -228,14 +235,12 @@ fn insert_behind(blocks: &mut BlockTable, mut before: BlockId, id: BlockId) {
     let block = &mut blocks[id];
     block.bin_prev = before;
     block.bin_next = next;
-    if next != NONE {
-        blocks[next].bin_prev = id;
-    }
+    blocks[next].bin_prev = id;
 }
 
 /// The first block of at least `bytes` behind `id` in its list.
 #[inline(never)]
-fn find_behind(blocks: &BlockTable, mut id: BlockId, bytes: u64) -> BlockId {
+fn find_behind(blocks: &Records, mut id: BlockId, bytes: u64) -> BlockId {
     for _ in 1..SCAN_MAX {
         id = blocks[id].bin_next;
         if id == NONE || blocks[id].size >= bytes {
@@ -248,16 +253,16 @@ fn find_behind(blocks: &BlockTable, mut id: BlockId, bytes: u64) -> BlockId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::State;
+    use crate::block::{BlockTable, State};
     use proptest::prelude::*;
 
     #[test]
-    fn bins_are_ordered_and_exact_up_to_256_kib() {
+    fn bins_are_ordered_and_exact_up_to_64_kib() {
         let mut last = 0;
         for granules in 1..=1_000_000u64 {
             let bin = bin_of(granules * 512);
             assert!(bin == last || bin == last + 1, "{granules}: {bin} after {last}");
-            assert!(granules > 512 || bin == last + 1, "{granules} shares a bin");
+            assert!(granules > 128 || bin == last + 1, "{granules} shares a bin");
             last = bin;
         }
         assert!(bin_of(1 << 60) < BINS - SUBS);
@@ -267,7 +272,7 @@ mod tests {
         let (mut blocks, mut index) = (BlockTable::new(), FreeIndex::new());
         let mut addr = 1 << 30;
         for &size in sizes {
-            let id = blocks.insert(addr, size, 0, crate::size::SizeClass::Large);
+            let id = blocks.insert(addr, size, crate::size::SizeClass::Large);
             blocks[id].set_state(State::Free);
             index.insert(&mut blocks, id);
             addr += size;

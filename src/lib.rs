@@ -26,6 +26,7 @@ mod device;
 mod error;
 mod event;
 mod free_index;
+mod lanes;
 mod live;
 mod open;
 mod pool;

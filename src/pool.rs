@@ -11,8 +11,10 @@ use crate::config::Config;
 use crate::event::StreamClock;
 use crate::free_index::FreeIndex;
 use crate::segment::{Segment, SegmentTable};
-use crate::size::{LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, SizeClass};
-use crate::stats::PoolStats;
+use crate::size::{
+    LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, REQUEST_MAX_BYTES, SizeClass, round_to_granule,
+};
+use crate::stats::{Lane, PoolStats};
 use crate::supply::span::Spans;
 use rustc_hash::FxHashMap;
 use std::any::Any;
@@ -49,6 +51,21 @@ impl Rules {
     pub(crate) fn is_oversize(&self, bytes: u64) -> bool {
         bytes >= self.max_split
     }
+
+    /// Whether a large enough block of `size` bytes may serve the request: an ordinary one is not served from oversize
+    /// blocks, and an oversize one only from a block that is not much larger.
+    fn may_serve(&self, request: &Request, size: u64) -> bool {
+        if self.is_oversize(request.bytes) {
+            size < request.padded_bytes().saturating_add(self.non_split_slack)
+        } else {
+            !self.is_oversize(size)
+        }
+    }
+
+    /// Requests of up to so many bytes are ordinary.
+    pub(crate) fn ordinary_bytes(&self) -> u64 {
+        self.max_split.min(REQUEST_MAX_BYTES).saturating_sub(MIN_BLOCK_BYTES)
+    }
 }
 
 /// A rounded request.
@@ -77,8 +94,43 @@ pub(crate) struct Taken {
     pub(crate) id: BlockId,
     pub(crate) addr: u64,
     pub(crate) size: u64,
-    /// A counter rose above its ceiling: the peaks are to be raised before the lock is let go.
-    pub(crate) raised: bool,
+    /// Negative if a counter rose above its ceiling: the peaks are to be raised before the lock is let go.
+    pub(crate) sign: i64,
+}
+
+impl Taken {
+    /// What the user's handle keeps. `requested` is what the user asked for.
+    #[inline(always)]
+    pub(crate) fn handle(&self, requested: u64) -> BlockHandle {
+        let excess = (self.size - round_to_granule(requested)) / MIN_BLOCK_BYTES;
+        BlockHandle { addr: self.addr, id_excess: u64::from(self.id) | excess.min(u64::from(u32::MAX)) << 32 }
+    }
+}
+
+/// What names a live block: two words, so that it is returned in registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockHandle {
+    pub(crate) addr: u64,
+    /// The id; above it, by how many granules the block is larger than the request, rounded. That is below 2^32 on any
+    /// device that there is, and is taken for 2^32 - 1 where it is not.
+    id_excess: u64,
+}
+
+impl BlockHandle {
+    /// No block.
+    pub(crate) const EMPTY: Self = Self { addr: 0, id_excess: NONE as u64 };
+
+    /// [`NONE`] if there is no block.
+    #[inline(always)]
+    pub(crate) fn id(self) -> BlockId {
+        self.id_excess as BlockId
+    }
+
+    /// The block's bytes.
+    #[inline]
+    pub(crate) fn block_bytes(self, requested: u64) -> u64 {
+        round_to_granule(requested) + (self.id_excess >> 32) * MIN_BLOCK_BYTES
+    }
 }
 
 /// A freed block and the epochs that must pass before it is unused.
@@ -87,6 +139,11 @@ pub(crate) struct PendingFree {
     pub(crate) block: BlockId,
     pub(crate) waits: Vec<(Arc<StreamClock>, u64)>,
 }
+
+/// The allocator is gone: what becomes unused is given back at once.
+pub(crate) const CLOSED: u8 = 1;
+/// The stream is destroyed: nothing more is allocated here.
+pub(crate) const RETIRED: u8 = 2;
 
 /// What a stream's pool holds. See the module's text.
 #[derive(Debug)]
@@ -105,14 +162,10 @@ pub(crate) struct PoolCore {
     pub(crate) pending: VecDeque<PendingFree>,
     /// Searches so far, the clock of garbage collection; wraps.
     pub(crate) searches: u32,
-    /// Blocks that are live or pending.
-    pub(crate) held: usize,
-    /// The allocator is gone: what becomes unused is given back at once.
-    pub(crate) closed: bool,
+    /// What the hot path leaves to the slow one, if not zero: [`CLOSED`], [`RETIRED`].
+    pub(crate) attention: u8,
     /// The owner of this core, from when the allocator is gone until the last live block is freed.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
-    /// The stream is destroyed: nothing more is allocated here.
-    pub(crate) retired: bool,
 }
 
 impl PoolCore {
@@ -127,33 +180,65 @@ impl PoolCore {
             uses: FxHashMap::default(),
             pending: VecDeque::new(),
             searches: 0,
-            held: 0,
-            closed: false,
+            attention: 0,
             keep: None,
-            retired: false,
         }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.attention & CLOSED != 0
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.attention & RETIRED != 0
+    }
+
+    /// Blocks that are live or pending.
+    pub(crate) fn held(&self) -> usize {
+        usize::try_from(self.stats.total(Lane::Active)).unwrap_or(0)
     }
 
     /// Blocks that users hold.
     pub(crate) fn live(&self) -> usize {
-        self.held - self.pending.len()
+        usize::try_from(self.stats.total(Lane::Allocation)).unwrap_or(0)
     }
 
-    /// Hands out the best cached block for the request, if there is one.
+    /// The hot path: hands out the best cached block for `requested` bytes, if there is one. Their rounded size is below
+    /// the bound of oversize requests.
     #[inline(always)]
-    pub(crate) fn take(&mut self, request: &Request) -> Option<Taken> {
+    pub(crate) fn take_plain(&mut self, requested: u64) -> Option<Taken> {
+        let bytes = round_to_granule(requested);
+        let class = SizeClass::of(bytes);
         self.searches = self.searches.wrapping_add(1);
-        let free = &mut self.free[request.class.index()];
-        let (id, bin) = free.find(&self.blocks, request.padded_bytes())?;
-        let size = self.blocks[id].size;
-        if request.bytes < self.rules.max_split {
-            if size >= self.rules.max_split {
-                return None;
-            }
-        } else if size >= request.padded_bytes().saturating_add(self.rules.non_split_slack) {
+        let blocks = &mut *self.blocks;
+        let free = &mut self.free[class.index()];
+        let (mut id, bin) = free.find(blocks, bytes)?;
+        let Block { mut addr, size, .. } = blocks[id];
+        if size >= self.rules.max_split {
             return None;
         }
-        free.take(&mut self.blocks, id, bin);
+        free.take(blocks, id, bin);
+        let mut sign = 0;
+        if self.rules.picks_side && class == SizeClass::Large && size > bytes {
+            let at = self.place_in(id, addr, bytes, MIN_BLOCK_BYTES, class);
+            if at != addr {
+                (id, sign) = self.cut_front(id, at);
+                addr = at;
+            }
+        }
+        Some(self.hand_out(id, addr, requested, bytes, class, sign))
+    }
+
+    /// As [`take_plain`](Self::take_plain), for any request.
+    pub(crate) fn take(&mut self, request: &Request) -> Option<Taken> {
+        self.searches = self.searches.wrapping_add(1);
+        let blocks = &mut *self.blocks;
+        let free = &mut self.free[request.class.index()];
+        let (id, bin) = free.find(blocks, request.padded_bytes())?;
+        if !self.rules.may_serve(request, blocks[id].size) {
+            return None;
+        }
+        free.take(blocks, id, bin);
         Some(self.carve(id, request))
     }
 
@@ -161,13 +246,9 @@ impl PoolCore {
     /// memory is out while a block that fits lies far back in a long bin.
     pub(crate) fn take_anywhere(&mut self, request: &Request) -> Option<Taken> {
         let bytes = request.padded_bytes();
-        let max_split = self.rules.max_split;
+        let rules = self.rules;
+        let fits = |size: u64| size >= bytes && rules.may_serve(request, size);
         let free = &mut self.free[request.class.index()];
-        let slack = self.rules.non_split_slack;
-        let fits = |size: u64| {
-            size >= bytes
-                && if request.bytes < max_split { size < max_split } else { size < bytes.saturating_add(slack) }
-        };
         let id = free.find_anywhere(&self.blocks, bytes, fits)?;
         self.searches = self.searches.wrapping_add(1);
         free.remove(&mut self.blocks, id);
@@ -175,12 +256,11 @@ impl PoolCore {
     }
 
     /// Cuts the request out of a block that is not in the free index (free or claimed), and hands it out.
-    #[inline(always)]
     pub(crate) fn carve(&mut self, id: BlockId, request: &Request) -> Taken {
         let Block { addr, size, .. } = self.blocks[id];
         let picks_side = self.rules.picks_side && request.class == SizeClass::Large && size > request.bytes;
         let at = if picks_side || request.alignment > MIN_BLOCK_BYTES {
-            self.place_in(id, addr, request)
+            self.place_in(id, addr, request.bytes, request.alignment, request.class)
         } else {
             addr
         };
@@ -189,13 +269,12 @@ impl PoolCore {
 
     /// Where in a block the request goes if nothing speaks for a place behind `from`: at an aligned address, beside the
     /// older neighbour if the rules say so.
-    #[inline]
-    pub(crate) fn place_in(&self, id: BlockId, from: u64, request: &Request) -> u64 {
+    pub(crate) fn place_in(&self, id: BlockId, from: u64, bytes: u64, alignment: u64, class: SizeClass) -> u64 {
         let block = &self.blocks[id];
-        let align = |addr: u64| (addr + (request.alignment - 1)) & !(request.alignment - 1);
-        let high = block.end() - request.bytes;
-        let low_only = !self.rules.picks_side || request.class == SizeClass::Small || from != block.addr;
-        if low_only || high & (request.alignment - 1) != 0 {
+        let align = |addr: u64| (addr + (alignment - 1)) & !(alignment - 1);
+        let high = block.end() - bytes;
+        let low_only = !self.rules.picks_side || class == SizeClass::Small || from != block.addr;
+        if low_only || high & (alignment - 1) != 0 {
             return align(from);
         }
         // What lives long beside what lives long leaves larger holes. An edge counts as young.
@@ -207,60 +286,71 @@ impl PoolCore {
     }
 
     /// Cuts the request out of such a block at `at`, and hands it out.
-    #[inline(always)]
     pub(crate) fn carve_at(&mut self, id: BlockId, at: u64, request: &Request) -> Taken {
-        let mut raised = false;
-        let id = if at == self.blocks[id].addr { id } else { self.cut_front(id, at, &mut raised) };
-        let searches = self.searches;
-        let block = &mut self.blocks[id];
-        block.born = searches;
-        let (addr, whole, part) = (block.addr, block.size, !block.is_whole_segment());
-        block.set_state(State::Live);
-        block.requested = request.requested;
-        let remainder = whole - request.bytes;
-        let split =
-            remainder >= self.rules.split_remainder[request.class.index()] && request.bytes < self.rules.max_split;
-        let size = if split {
-            block.size = request.bytes;
-            let (segment, epoch) = (block.segment, block.epoch);
-            self.split_off(id, addr + request.bytes, remainder, segment, epoch, request.class);
-            request.bytes
-        } else {
-            whole
-        };
-        if self.rules.counts_inactive_split && (part || split) {
-            match (part, split) {
-                (false, _) => raised |= self.stats.split_appears(request.class, 1, remainder),
-                (true, true) => self.stats.split_goes(request.class, 0, size),
-                (true, false) => self.stats.split_goes(request.class, 1, whole),
-            }
+        let (id, mut sign) = if at == self.blocks[id].addr { (id, 0) } else { self.cut_front(id, at) };
+        if self.rules.is_oversize(request.bytes) {
+            sign |= self.stats.hand_out_oversize(request.class);
         }
-        if self.rules.is_oversize(size) {
-            raised |= self.stats.hand_out_oversize(request.class);
-        }
-        self.held += 1;
-        raised |= self.stats.hand_out(request.class, size, request.requested);
-        Taken { id, addr, size, raised }
+        self.hand_out(id, at, request.requested, request.bytes, request.class, sign)
     }
 
-    /// A new free block behind `id`.
+    /// Hands out the front of a block, and the rest of it unless that may be split off.
     #[inline(always)]
-    fn split_off(&mut self, id: BlockId, addr: u64, size: u64, segment: u32, epoch: u64, class: SizeClass) {
-        let rest = self.blocks.insert(addr, size, segment, class);
-        self.blocks.link_after(id, rest);
-        let block = &mut self.blocks[rest];
-        block.set_state(State::Free);
+    fn hand_out(
+        &mut self,
+        id: BlockId,
+        addr: u64,
+        requested: u64,
+        bytes: u64,
+        class: SizeClass,
+        mut sign: i64,
+    ) -> Taken {
+        let block = &mut self.blocks[id];
+        block.born = self.searches;
+        block.requested = requested;
+        block.set_state(State::Live);
+        let part = !block.is_whole_segment();
+        let whole = block.size;
+        let remainder = whole - bytes;
+        let mut size = whole;
+        if remainder >= self.rules.split_remainder[class.index()] && bytes < self.rules.max_split {
+            size = bytes;
+            self.split_off(id, addr + size, remainder, class);
+            if self.rules.counts_inactive_split {
+                if part {
+                    self.stats.split_shrinks(class, size);
+                } else {
+                    sign |= self.stats.split_appears(class, 1, remainder);
+                }
+            }
+        } else if part && self.rules.counts_inactive_split {
+            self.stats.split_goes(class, 1, whole);
+        }
+        sign |= self.stats.hand_out(class, size, requested);
+        Taken { id, addr, size, sign }
+    }
+
+    /// Leaves `bytes` at `addr`, the end of block `id`, to a new free block behind it.
+    #[inline(always)]
+    fn split_off(&mut self, id: BlockId, addr: u64, bytes: u64, class: SizeClass) {
+        let rest = self.blocks.insert(addr, bytes, class);
+        let blocks = &mut *self.blocks;
+        let block = &mut blocks[id];
+        block.size -= bytes;
+        let epoch = block.epoch;
+        blocks.link_after(id, rest);
+        let block = &mut blocks[rest];
         block.epoch = epoch;
         block.born = self.searches;
-        self.free[class.index()].insert(&mut self.blocks, rest);
+        block.set_state(State::Free);
+        self.free[class.index()].insert(blocks, rest);
     }
 
-    /// Leaves what lies before `at` as a free block; the rest is a new block.
+    /// Leaves what lies before `at` as a free block; the rest is a new block, which is returned with the counters' sign.
     #[inline(never)]
-    fn cut_front(&mut self, id: BlockId, at: u64, raised: &mut bool) -> BlockId {
+    fn cut_front(&mut self, id: BlockId, at: u64) -> (BlockId, i64) {
         let block = &self.blocks[id];
-        let (addr, size, segment, epoch, state) =
-            (block.addr, block.size, block.segment, block.epoch, block.state());
+        let (addr, size, epoch, state) = (block.addr, block.size, block.epoch, block.state());
         let (class, front, part) = (block.class, at - addr, !block.is_whole_segment());
         self.blocks[id].size = front;
         if state == State::Claimed {
@@ -268,21 +358,22 @@ impl PoolCore {
         }
         self.blocks[id].born = self.searches;
         self.free[class.index()].insert(&mut self.blocks, id);
-        let rest = self.blocks.insert(at, size - front, segment, class);
+        let rest = self.blocks.insert(at, size - front, class);
         self.blocks.link_after(id, rest);
         self.blocks[rest].set_state(State::Free);
         self.blocks[rest].epoch = epoch;
+        let mut sign = 0;
         if self.rules.counts_inactive_split {
-            // From here on both parts count as free parts; `carve` takes the rest from that.
+            // From here on both parts count as free parts; `hand_out` takes the rest from that.
             let (blocks, bytes) = if part { (1, 0) } else { (2, size) };
-            *raised |= self.stats.split_appears(class, blocks, bytes);
+            sign = self.stats.split_appears(class, blocks, bytes);
         }
-        rest
+        (rest, sign)
     }
 
-    /// Frees a live block that only its own stream used; true if the peaks are to be raised.
+    /// Frees a live block that only its own stream used; negative if the peaks are to be raised.
     #[inline(always)]
-    pub(crate) fn free_now(&mut self, id: BlockId, epoch: u64) -> bool {
+    pub(crate) fn free_now(&mut self, id: BlockId, epoch: u64) -> i64 {
         let block = &mut self.blocks[id];
         let (size, requested, class) = (block.size, block.requested, block.class);
         block.epoch = epoch;
@@ -295,46 +386,56 @@ impl PoolCore {
 
     /// Puts a live or pending block back into the free index, merged with its free neighbours.
     #[inline(always)]
-    fn cache(&mut self, id: BlockId, class: SizeClass) -> bool {
-        self.held -= 1;
+    fn cache(&mut self, id: BlockId, class: SizeClass) -> i64 {
         let block = &mut self.blocks[id];
         block.set_state(State::Free);
         block.requested = 0;
+        let size = block.size;
         let (id, merged) = self.coalesce(id, class);
         if !self.rules.counts_inactive_split {
-            return false;
+            return 0;
         }
         let block = &self.blocks[id];
         if block.is_whole_segment() {
-            self.stats.split_goes(class, merged.0, merged.1);
-            return false;
+            self.stats.split_goes(class, merged, block.size - size);
+            return 0;
         }
         // As in PyTorch, the running sums take in only the net change: what merges neither goes nor comes.
-        let bytes = block.size - merged.1;
-        self.stats.split_goes(class, merged.0.saturating_sub(1), 0);
-        self.stats.split_appears(class, 1u64.saturating_sub(merged.0), bytes)
+        match merged {
+            0 => self.stats.split_appears(class, 1, size),
+            1 => self.stats.split_grows(class, size),
+            _ => {
+                self.stats.split_goes(class, merged - 1, 0);
+                self.stats.split_grows(class, size)
+            }
+        }
     }
 
     /// Merges a free block that is not in the index with its free neighbours, and inserts the result. Returns it
-    /// with the number and bytes of the neighbours merged.
+    /// with the number of neighbours merged.
     #[inline(always)]
-    pub(crate) fn coalesce(&mut self, mut id: BlockId, class: SizeClass) -> (BlockId, (u64, u64)) {
-        let mut merged = (0, 0);
+    pub(crate) fn coalesce(&mut self, mut id: BlockId, class: SizeClass) -> (BlockId, u64) {
+        let mut merged = 0;
         let free = &mut self.free[class.index()];
-        let Block { prev, next, .. } = self.blocks[id];
-        if next != NONE && self.blocks[next].state() == State::Free {
-            free.remove(&mut self.blocks, next);
-            merged = (1, self.blocks[next].size);
-            absorb_next(&mut self.blocks, id, next);
+        let blocks = &mut *self.blocks;
+        let Block { prev, next, .. } = blocks[id];
+        if blocks.is_free(next) {
+            free.remove(blocks, next);
+            merged = 1;
+            blocks.absorb(id, next);
+            self.blocks.remove(next);
         }
-        if prev != NONE && self.blocks[prev].state() == State::Free {
-            free.remove(&mut self.blocks, prev);
-            merged = (merged.0 + 1, merged.1 + self.blocks[prev].size);
-            absorb_next(&mut self.blocks, prev, id);
+        let blocks = &mut *self.blocks;
+        if blocks.is_free(prev) {
+            free.remove(blocks, prev);
+            merged += 1;
+            blocks.absorb(prev, id);
+            self.blocks.remove(id);
             id = prev;
         }
-        self.blocks[id].born = self.searches;
-        free.insert(&mut self.blocks, id);
+        let blocks = &mut *self.blocks;
+        blocks[id].born = self.searches;
+        free.insert(blocks, id);
         (id, merged)
     }
 
@@ -349,7 +450,7 @@ impl PoolCore {
 
     /// Frees a live block that other streams used, too: it stays active until their epochs have passed.
     #[cold]
-    pub(crate) fn free_later(&mut self, id: BlockId, epoch: u64) -> bool {
+    pub(crate) fn free_later(&mut self, id: BlockId, epoch: u64) {
         let clocks = self.uses.remove(&id).unwrap_or_default();
         let waits = clocks.into_iter().map(|clock| (Arc::clone(&clock), clock.now())).collect();
         let block = &mut self.blocks[id];
@@ -362,13 +463,11 @@ impl PoolCore {
             self.stats.free_oversize(class);
         }
         self.pending.push_back(PendingFree { block: id, waits });
-        false
     }
 
-    /// Caches the pending blocks whose epochs have all passed; whether there were any, and whether the peaks are
-    /// to be raised. Looks at every pending block: one slow stream does not hold back another's.
-    pub(crate) fn finish_pending(&mut self) -> (usize, bool) {
-        let (mut finished, mut raised) = (0, false);
+    /// Caches the pending blocks whose epochs have all passed; how many, and negative if the peaks are to be raised. Looks at every pending block: one slow stream does not hold back another's.
+    pub(crate) fn finish_pending(&mut self) -> (usize, i64) {
+        let (mut finished, mut sign) = (0, 0);
         let mut waiting = VecDeque::with_capacity(self.pending.len());
         for mut entry in std::mem::take(&mut self.pending) {
             entry.waits.retain(|(clock, epoch)| !clock.has_passed(*epoch));
@@ -378,18 +477,18 @@ impl PoolCore {
             }
             let Block { size, requested, class, .. } = self.blocks[entry.block];
             self.stats.free_completed(class, size, requested);
-            raised |= self.cache(entry.block, class);
+            sign |= self.cache(entry.block, class);
             finished += 1;
         }
         self.pending = waiting;
-        (finished, raised)
+        (finished, sign)
     }
 
     /// Adds a segment; its one block is claimed, for the caller to carve or to cache.
     pub(crate) fn add_segment(&mut self, segment: Segment) -> BlockId {
         let (base, bytes, class) = (segment.base, segment.bytes, segment.class);
         let number = self.segments.insert(segment);
-        let id = self.blocks.insert(base, bytes, number, class);
+        let id = self.blocks.insert(base, bytes, class);
         self.segments[number].first = id;
         self.blocks[id].set_state(State::Claimed);
         id
@@ -472,16 +571,4 @@ pub(crate) struct Run {
     pub(crate) first: BlockId,
     pub(crate) class: SizeClass,
     pub(crate) expandable: bool,
-}
-
-/// Appends `next`, the neighbour behind `id`, to `id`; neither is in the index.
-#[inline(always)]
-pub(crate) fn absorb_next(blocks: &mut BlockTable, id: BlockId, next: BlockId) {
-    let Block { size, epoch, .. } = blocks[next];
-    debug_assert_eq!(blocks[id].end(), blocks[next].addr);
-    blocks.unlink(next);
-    blocks.remove(next);
-    let block = &mut blocks[id];
-    block.size += size;
-    block.epoch = block.epoch.max(epoch);
 }

@@ -221,8 +221,8 @@ pub(crate) fn finish_gone(device: &Device) {
 /// Caches the pending frees that are known to have passed.
 fn finish(pool: &StreamPool) -> usize {
     let mut core = pool.core.lock();
-    let (finished, raised) = core.finish_pending();
-    if raised {
+    let (finished, sign) = core.finish_pending();
+    if sign < 0 {
         pool.raise(&mut core);
     }
     finished
@@ -314,7 +314,7 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
         Err(refusal) => return Ok(Err(refusal)),
     };
     let mut core = pool.core.lock();
-    if core.retired {
+    if core.is_retired() {
         drop(core); // by another thread, in between; the pool may be off the device's list
         device.unclaim(bytes);
         device.checked(device.driver.free(base))?;
@@ -323,7 +323,7 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
     device.book_segment(request.class, bytes);
     let id = core.add_segment(Segment::new(base.0, bytes, request.class));
     let taken = core.carve(id, request);
-    if taken.raised {
+    if taken.sign < 0 {
         pool.raise(&mut core);
     }
     Ok(Ok(taken))

@@ -101,10 +101,11 @@ impl<'a> Replay<'a> {
         for event in &self.trace.events {
             match *event {
                 Event::Alloc { bytes, stream } => {
-                    self.slots[next] = Some(self.allocator.alloc(bytes, &self.streams[stream as usize])?);
+                    let allocation = self.allocator.alloc(bytes, &self.streams[stream as usize])?;
+                    self.slots[next] = Some(allocation);
                     next += 1;
                 }
-                Event::Free { id } => self.slots[id as usize] = None,
+                Event::Free { id } => drop(self.slots[id as usize].take()),
             }
         }
         Ok(())

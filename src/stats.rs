@@ -8,11 +8,11 @@
 //! deals the ceilings out anew. A peak is therefore never below the true one, and exact when pools are not in use
 //! at the same moment.
 
+use crate::lanes::{self, LANES, Lanes, Pair, pair};
 use crate::size::SizeClass;
 use crate::sync::Mutex;
 
-/// The counters that pools keep. Those that change together lie together, four of 32 bytes and two of 16, so that one
-/// vector instruction adds to them.
+/// The counters that pools keep, in the pairs that [`lanes`] adds to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Allocation,
@@ -24,11 +24,6 @@ pub(crate) enum Lane {
     Active,
     ActiveBytes,
 }
-
-pub(crate) const LANES: usize = 8;
-
-/// One value a counter.
-pub(crate) type Lanes = [i64; LANES];
 
 /// The device's peaks and the ceilings are kept for small, large, and both together.
 pub(crate) const SCOPES: usize = 3;
@@ -51,26 +46,6 @@ pub(crate) struct PoolStats {
     separate_active: bool,
 }
 
-/// `lanes[from..from + N] += by`.
-#[inline(always)]
-fn add<const N: usize>(lanes: &mut Lanes, from: Lane, by: [i64; N]) {
-    for (lane, by) in by.into_iter().enumerate() {
-        lanes[from as usize + lane] += by;
-    }
-}
-
-/// `lanes[from..from + N] -= by`; negative if one of them now is.
-#[inline(always)]
-fn take<const N: usize>(lanes: &mut Lanes, from: Lane, by: [i64; N]) -> i64 {
-    let mut sign = 0;
-    for (lane, by) in by.into_iter().enumerate() {
-        let lane = &mut lanes[from as usize + lane];
-        *lane -= by;
-        sign |= *lane;
-    }
-    sign
-}
-
 impl PoolStats {
     pub(crate) fn new() -> Self {
         Self {
@@ -81,36 +56,58 @@ impl PoolStats {
         }
     }
 
-    /// Adds to counters; negative if one is now above a ceiling.
+    /// Adds to two counters; negative if one is now above a ceiling.
     #[inline(always)]
-    fn raise<const N: usize>(&mut self, class: SizeClass, from: Lane, by: [i64; N]) -> i64 {
-        add(&mut self.increased[class.index()], from, by);
-        take(&mut self.room[class.index()], from, by) | take(&mut self.room[ALL], from, by)
+    fn raise(&mut self, class: SizeClass, from: Lane, by: Pair) -> i64 {
+        let (class, from) = (class.index(), from as usize);
+        lanes::add(&mut self.increased[class], from, by);
+        let room = lanes::subtract(&mut self.room[class], from, by);
+        lanes::sign(room, lanes::subtract(&mut self.room[ALL], from, by))
     }
 
     #[inline(always)]
-    fn lower<const N: usize>(&mut self, class: SizeClass, from: Lane, by: [i64; N]) {
-        add(&mut self.room[class.index()], from, by);
-        add(&mut self.room[ALL], from, by);
+    fn lower(&mut self, class: SizeClass, from: Lane, by: Pair) {
+        lanes::add(&mut self.room[class.index()], from as usize, by);
+        lanes::add(&mut self.room[ALL], from as usize, by);
     }
 
-    /// Counts a block that is handed out; true if a counter is now above its ceiling, and [`PeakBoard::raise`] is due.
+    /// [`raise`](Self::raise) for one counter.
+    #[inline(always)]
+    fn raise_one(&mut self, class: SizeClass, lane: Lane, by: u64) -> i64 {
+        let (class, lane) = (class.index(), lane as usize);
+        self.increased[class][lane] += by as i64;
+        self.room[class][lane] -= by as i64;
+        self.room[ALL][lane] -= by as i64;
+        self.room[class][lane] | self.room[ALL][lane]
+    }
+
+    /// [`lower`](Self::lower) for one counter.
+    #[inline(always)]
+    fn lower_one(&mut self, class: SizeClass, lane: Lane, by: u64) {
+        self.room[class.index()][lane as usize] += by as i64;
+        self.room[ALL][lane as usize] += by as i64;
+    }
+
+    /// Counts a block that is handed out; negative if a counter is now above its ceiling, and [`PeakBoard::raise`] is
+    /// due.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) -> bool {
-        let mut sign = self.raise(class, Lane::Allocation, [1, bytes as i64, requested as i64, 0]);
+    pub(crate) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) -> i64 {
+        let mut sign = self.raise(class, Lane::Allocation, pair(1, bytes));
+        sign |= self.raise_one(class, Lane::RequestedBytes, requested);
         if self.separate_active {
-            sign |= self.raise(class, Lane::Active, [1, bytes as i64]);
+            sign |= self.raise(class, Lane::Active, pair(1, bytes));
         }
-        sign < 0
+        sign
     }
 
     /// Counts a block that its user frees and that is cached at once.
     #[inline(always)]
     pub(crate) fn free(&mut self, class: SizeClass, bytes: u64, requested: u64) {
-        self.lower(class, Lane::Allocation, [1, bytes as i64, requested as i64, 0]);
+        self.lower(class, Lane::Allocation, pair(1, bytes));
+        self.lower_one(class, Lane::RequestedBytes, requested);
         if self.separate_active {
-            self.lower(class, Lane::Active, [1, bytes as i64]);
+            self.lower(class, Lane::Active, pair(1, bytes));
         }
     }
 
@@ -125,36 +122,49 @@ impl PoolStats {
             }
             self.separate_active = true;
         }
-        self.lower(class, Lane::Allocation, [1, bytes as i64]);
+        self.lower(class, Lane::Allocation, pair(1, bytes));
     }
 
     /// Counts a block that [`free_requested`](Self::free_requested) counted and that is cached now.
     pub(crate) fn free_completed(&mut self, class: SizeClass, bytes: u64, requested: u64) {
-        self.lower(class, Lane::RequestedBytes, [requested as i64]);
-        self.lower(class, Lane::Active, [1, bytes as i64]);
+        self.lower_one(class, Lane::RequestedBytes, requested);
+        self.lower(class, Lane::Active, pair(1, bytes));
     }
 
     /// Counts free parts of segments partly in use.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn split_appears(&mut self, class: SizeClass, blocks: u64, bytes: u64) -> bool {
-        self.raise(class, Lane::InactiveSplit, [blocks as i64, bytes as i64]) < 0
+    pub(crate) fn split_appears(&mut self, class: SizeClass, blocks: u64, bytes: u64) -> i64 {
+        self.raise(class, Lane::InactiveSplit, pair(blocks, bytes))
     }
 
-    /// Counts such parts that are no more, or that became smaller.
+    /// Counts a part that became larger by `bytes`.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn split_grows(&mut self, class: SizeClass, bytes: u64) -> i64 {
+        self.raise_one(class, Lane::InactiveSplitBytes, bytes)
+    }
+
+    /// Counts a part that became smaller by `bytes`.
+    #[inline(always)]
+    pub(crate) fn split_shrinks(&mut self, class: SizeClass, bytes: u64) {
+        self.lower_one(class, Lane::InactiveSplitBytes, bytes);
+    }
+
+    /// Counts such parts that are no more.
     #[inline(always)]
     pub(crate) fn split_goes(&mut self, class: SizeClass, blocks: u64, bytes: u64) {
-        self.lower(class, Lane::InactiveSplit, [blocks as i64, bytes as i64]);
+        self.lower(class, Lane::InactiveSplit, pair(blocks, bytes));
     }
 
     /// Counts an oversize block that is handed out.
-    pub(crate) fn hand_out_oversize(&mut self, class: SizeClass) -> bool {
-        self.raise(class, Lane::OversizeAllocation, [1]) < 0
+    pub(crate) fn hand_out_oversize(&mut self, class: SizeClass) -> i64 {
+        self.raise_one(class, Lane::OversizeAllocation, 1)
     }
 
     /// Counts an oversize block that its user frees.
     pub(crate) fn free_oversize(&mut self, class: SizeClass) {
-        self.lower(class, Lane::OversizeAllocation, [1]);
+        self.lower_one(class, Lane::OversizeAllocation, 1);
     }
 
     /// The counters of a size class.

@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamKey};
 use crate::error::Error;
 use crate::event::StreamClock;
-use crate::pool::{PoolCore, Request, Rules, Taken};
+use crate::pool::{BlockHandle, CLOSED, PoolCore, Request, Rules, Taken};
 use crate::process;
 use crate::segment::Segment;
 use crate::supply;
@@ -27,8 +27,9 @@ pub(crate) struct StreamPool {
     pub(crate) number: usize,
     /// Held while the pool grows, so that of two threads that find it empty only one asks the driver.
     pub(crate) growing: Mutex<()>,
-    /// Whether requests are rounded to 512 bytes and any thread may use the pool.
-    pub(crate) is_plain: bool,
+    /// Requests of 1 to so many bytes take the hot path: they are rounded to 512 bytes, are not oversize, and any thread
+    /// may make them. 0 where not.
+    pub(crate) plain_bytes: u64,
     /// [`Device::forks`], at hand.
     forks: u64,
     /// What keeps the driver's stream alive, while the pool may have to ask it.
@@ -40,13 +41,15 @@ pub(crate) struct StreamPool {
 impl StreamPool {
     pub(crate) fn new(device: &Arc<Device>, key: StreamKey, thread: Option<std::thread::ThreadId>) -> Arc<Self> {
         let number = device.peaks.register();
+        let rules = Rules::new(&device.config, device.expandable);
+        let is_plain = thread.is_none() && device.config.roundup_power2_divisions.is_off();
         let pool = Arc::new(Self {
-            core: Mutex::new(PoolCore::new(Rules::new(&device.config, device.expandable))),
+            core: Mutex::new(PoolCore::new(rules)),
             clock: StreamClock::new(key, Arc::clone(&device.events)),
             device: Arc::clone(device),
             number,
             growing: Mutex::new(()),
-            is_plain: thread.is_none() && device.config.roundup_power2_divisions.is_off(),
+            plain_bytes: if is_plain { rules.ordinary_bytes() } else { 0 },
             forks: device.forks,
             owner: Mutex::new(None),
             thread,
@@ -71,15 +74,27 @@ impl StreamPool {
         }
     }
 
-    /// The hot path: a cached block, or none.
-    #[inline(always)]
+    /// The hot path: a cached block for a request of up to [`plain_bytes`](Self::plain_bytes), or none.
+    pub(crate) fn take_plain(&self, bytes: u64) -> BlockHandle {
+        let mut core = self.core.lock();
+        if core.attention != 0 {
+            return BlockHandle::EMPTY;
+        }
+        let Some(taken) = core.take_plain(bytes) else { return BlockHandle::EMPTY };
+        if taken.sign < 0 {
+            self.raise(&mut core);
+        }
+        taken.handle(bytes)
+    }
+
+    /// A cached block for any request, or none.
     pub(crate) fn take(&self, request: &Request) -> Option<Taken> {
         let mut core = self.core.lock();
-        if core.retired {
+        if core.is_retired() {
             return None;
         }
         let taken = core.take(request)?;
-        if taken.raised {
+        if taken.sign < 0 {
             self.raise(&mut core);
         }
         Some(taken)
@@ -89,11 +104,11 @@ impl StreamPool {
     #[cold]
     pub(crate) fn take_anywhere(&self, request: &Request) -> Option<Taken> {
         let mut core = self.core.lock();
-        if core.retired {
+        if core.is_retired() {
             return None;
         }
         let taken = core.take_anywhere(request)?;
-        if taken.raised {
+        if taken.sign < 0 {
             self.raise(&mut core);
         }
         Some(taken)
@@ -101,7 +116,6 @@ impl StreamPool {
 
     /// The other half of the hot path. What it returns is to be dropped by the caller: perhaps the last reference to the
     /// pool.
-    #[inline]
     #[must_use]
     pub(crate) fn free(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
         if process::forks() != self.forks {
@@ -109,20 +123,25 @@ impl StreamPool {
         }
         let now = self.clock.now();
         let mut core = self.core.lock();
-        let raised = if core.blocks[id].shared { core.free_later(id, now) } else { core.free_now(id, now) };
-        if raised | core.closed {
-            return self.after_free(core, raised);
+        let sign = if core.blocks[id].shared {
+            core.free_later(id, now);
+            0
+        } else {
+            core.free_now(id, now)
+        };
+        if sign < 0 || core.attention != 0 {
+            return self.after_free(core, sign);
         }
         None
     }
 
     #[cold]
     #[inline(never)]
-    fn after_free(&self, mut core: MutexGuard<'_, PoolCore>, raised: bool) -> Option<Arc<dyn Any + Send + Sync>> {
-        if raised {
+    fn after_free(&self, mut core: MutexGuard<'_, PoolCore>, sign: i64) -> Option<Arc<dyn Any + Send + Sync>> {
+        if sign < 0 {
             self.raise(&mut core);
         }
-        if !core.closed {
+        if !core.is_closed() {
             return None;
         }
         let last = if core.live() == 0 { core.keep.take() } else { None };
@@ -144,7 +163,7 @@ impl StreamPool {
             return;
         }
         let mut core = self.core.lock();
-        core.closed = true;
+        core.attention |= CLOSED;
         if core.live() > 0 {
             core.keep = Some(Arc::clone(self) as Arc<dyn Any + Send + Sync>);
         }

@@ -20,7 +20,8 @@ use crate::device::Ledger;
 use crate::driver::DevicePtr;
 use crate::pool::{PoolCore, Run};
 use crate::size::{MIN_BLOCK_BYTES, SizeClass};
-use crate::stats::{LANES, Lane};
+use crate::lanes::LANES;
+use crate::stats::Lane;
 use crate::supply::State as Supply;
 
 /// A broken invariant: a bug of the allocator (or memory corruption on the host).
@@ -129,9 +130,6 @@ fn check_pool(core: &PoolCore) -> Result<Vec<(Run, u64)>, InvariantViolation> {
             if is_held != (block.requested > 0) || block.requested > block.size {
                 return Err(broken("I5", at, format!("{} of {} bytes requested", block.requested, block.size)));
             }
-            if !run.expandable && core.segments.get(block.segment).is_none_or(|segment| segment.base != run.base) {
-                return Err(broken("I1", at, format!("names segment {}", block.segment)));
-            }
             pending += usize::from(block.state() == State::Pending);
             held += usize::from(is_held);
             free[run.class.index()] += usize::from(block.state() == State::Free);
@@ -169,8 +167,8 @@ fn check_pool(core: &PoolCore) -> Result<Vec<(Run, u64)>, InvariantViolation> {
     {
         return Err(broken("I6", None, format!("{pending} pending blocks, {} in the queue", core.pending.len())));
     }
-    if held != core.held {
-        return Err(broken("I7", None, format!("{held} blocks held, {} counted", core.held)));
+    if held != core.held() {
+        return Err(broken("I7", None, format!("{held} blocks held, {} counted", core.held())));
     }
     check_counters(core, &found)?;
     Ok(runs)

@@ -20,7 +20,7 @@ impl PoolCore {
         let end = start + bytes;
         self.free[class].remove(&mut self.blocks, id);
         let behind = (end < block.end()).then(|| {
-            let behind = self.blocks.insert(end, block.end() - end, block.segment, block.class);
+            let behind = self.blocks.insert(end, block.end() - end, block.class);
             let record = &mut self.blocks[behind];
             record.set_state(State::Free);
             record.epoch = block.epoch;
@@ -55,7 +55,7 @@ impl PoolCore {
 
     /// Adds mapped memory as a free block, merged with its free neighbours, and returns that block.
     pub(crate) fn insert_span(&mut self, class: SizeClass, start: u64, bytes: u64, epoch: u64) -> BlockId {
-        let id = self.blocks.insert(start, bytes, 0, class);
+        let id = self.blocks.insert(start, bytes, class);
         let block = &mut self.blocks[id];
         block.set_state(State::Claimed);
         block.epoch = epoch;

@@ -116,9 +116,9 @@ impl State {
         }
         let id = block.expect("the window is mapped");
         core.claim(id);
-        let at = core.place_in(id, window.start, request);
+        let at = core.place_in(id, window.start, request.bytes, request.alignment, request.class);
         let taken = core.carve_at(id, at, request);
-        if taken.raised {
+        if taken.sign < 0 {
             pool.raise(&mut core);
         }
         Ok(Ok(taken))
