@@ -62,6 +62,8 @@ pub(crate) struct Block {
     pub(crate) bin_next: BlockId,
     /// The pool's search count when it became free: its age for garbage collection.
     pub(crate) born: u32,
+    /// Its bin in the free index.
+    pub(crate) bin: u16,
     state: State,
     pub(crate) class: SizeClass,
     /// Whether other streams were recorded as users; which ones is in the pool's side table.
@@ -80,6 +82,7 @@ impl Block {
             bin_prev: NONE,
             bin_next: NONE,
             born: 0,
+            bin: 0,
             state: State::Vacant,
             class: SizeClass::Small,
             shared: false,
@@ -134,8 +137,18 @@ impl BlockTable {
     }
 
     /// A new record without neighbours, in state [`State::Vacant`] until the caller sets another.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn insert(&mut self, addr: u64, size: u64, class: SizeClass) -> BlockId {
+        let id = self.insert_unlinked(addr, size, class);
+        let block = &mut self[id];
+        block.prev = NONE;
+        block.next = NONE;
+        id
+    }
+
+    /// The same with whatever neighbours, for the caller to set.
+    #[inline(always)]
+    pub(crate) fn insert_unlinked(&mut self, addr: u64, size: u64, class: SizeClass) -> BlockId {
         let mut id = self.vacant;
         if id == NONE {
             id = self.push();
@@ -146,8 +159,6 @@ impl BlockTable {
         block.addr = addr;
         block.size = size;
         block.class = class;
-        block.prev = NONE;
-        block.next = NONE;
         id
     }
 
@@ -184,18 +195,6 @@ impl Records {
         self[new].prev = id;
         self[new].next = next;
         self[next].prev = new;
-    }
-
-    /// Appends `next`, the neighbour behind `id`, to `id`. Its record is no longer linked.
-    #[inline(always)]
-    pub(crate) fn absorb(&mut self, id: BlockId, next: BlockId) {
-        let Block { addr, size, epoch, next: behind, .. } = self[next];
-        let block = &mut self[id];
-        debug_assert_eq!(block.end(), addr);
-        block.size += size;
-        block.epoch = block.epoch.max(epoch);
-        block.next = behind;
-        self[behind].prev = id;
     }
 
     /// Whether there is a block and it is free.

@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::event::EventPool;
-use crate::process::{self, Latch};
+use crate::process::{self, Usable};
 use crate::size::SizeClass;
 use crate::stats::{PeakBoard, Pools, Stat, StatArray, Visited};
 use crate::stream::StreamPool;
@@ -34,8 +34,8 @@ pub(crate) struct Device {
     retired: Mutex<Vec<Arc<StreamPool>>>,
     /// An error that cannot be returned where it happened (in a drop).
     deferred: Mutex<Option<DriverError>>,
-    /// The context is lost; nothing works any more.
-    lost: Latch,
+    /// Until the context is lost.
+    usable: Usable,
     /// [`process::forks`] at construction.
     pub(crate) forks: u64,
     pub(crate) observers: RwLock<Vec<Observer>>,
@@ -84,7 +84,7 @@ impl Device {
             pools: RwLock::new(Vec::new()),
             retired: Mutex::new(Vec::new()),
             deferred: Mutex::new(None),
-            lost: Latch::new(),
+            usable: Usable::new(),
             forks: process::watch_forks(),
             observers: RwLock::new(Vec::new()),
         })
@@ -93,7 +93,7 @@ impl Device {
     /// Whether the hot path may go on. Two loads.
     #[inline]
     pub(crate) fn is_usable(&self) -> bool {
-        !self.lost.is_set() && process::forks() == self.forks
+        process::forks() == self.usable.at()
     }
 
     /// Whether this is a forked child, which must leave everything alone.
@@ -112,7 +112,7 @@ impl Device {
     /// Remembers when a driver error means that nothing will work any more, and passes it on.
     pub(crate) fn noted(&self, error: DriverError) -> DriverError {
         if error.kind == DriverErrorKind::DeviceLost {
-            self.lost.set();
+            self.usable.end();
         }
         error
     }

@@ -1,7 +1,7 @@
 //! The free blocks of one size class, found by size: two-level segregated fit.
 //!
-//! Sizes are counted in granules of 512 bytes. Up to 128 granules (64 KiB) every size has a bin of its own; above,
-//! each power of two is divided into 64 bins, so that the sizes in one bin differ by less than 1.6 %. Two levels of
+//! Each power of two is divided into 64 bins, so that up to 64 KiB every size (a multiple of 512 bytes) has a bin of its
+//! own, and above, the sizes in one bin differ by less than 1.6 %. Two levels of
 //! bitmaps (a bit a bin, above it a bit a row of 64 bins) find the next bin that holds anything. A bin is kept in the order of size,
 //! the last freed first among equals, so that its first block is the best fit. An insertion looks at no more than
 //! [`SCAN_MAX`] blocks and a search neither, so the cost does not grow with the number of blocks; in a bin with more
@@ -18,7 +18,7 @@ pub(crate) const SCAN_MAX: usize = 32;
 /// log2 of the bins for one power of two.
 const SUB_BITS: u32 = 6;
 const SUBS: usize = 1 << SUB_BITS;
-/// Powers of two. Sizes up to 2^60 bytes need 46 of them; a power of two of rows needs no bounds check.
+/// Powers of two from 512 bytes on. Sizes up to 2^60 bytes need 52 of them; a power of two of rows needs no bounds check.
 const ROWS: usize = 64;
 const BINS: usize = ROWS * SUBS;
 
@@ -35,15 +35,15 @@ struct Bins {
     heads: [BlockId; BINS],
 }
 
-/// The bin of a size in bytes: the number of its power of two, times [`SUBS`], plus its place there.
+/// The bin of a size in bytes: the number of its power of two, times [`SUBS`], plus its place there. Those are the
+/// exponent and the leading bits of the mantissa of the size as a floating-point number, side by side.
 #[inline(always)]
 fn bin_of(bytes: u64) -> usize {
-    let granules = bytes / MIN_BLOCK_BYTES;
-    debug_assert!(granules > 0);
-    // Row 0 is 1..64 granules and row 1 64..128 in steps of 1, row 2 128..256 in steps of 2, and so on. The leading
-    // bit of a size in row 1 and above carries into the row's number.
-    let shift = (63 - (granules | SUBS as u64).leading_zeros()) - SUB_BITS;
-    ((u64::from(shift) << SUB_BITS) + (granules >> shift)) as usize & (BINS - 1)
+    const MANTISSA_BITS: u32 = 52;
+    const EXPONENT_OF_512: u64 = 1023 + 9;
+    debug_assert!((MIN_BLOCK_BYTES..=1 << 60).contains(&bytes));
+    let bits = (bytes as i64 as f64).to_bits() >> (MANTISSA_BITS - SUB_BITS);
+    (bits - (EXPONENT_OF_512 << SUB_BITS)) as usize & (BINS - 1)
 }
 
 /// The bits above `bit`.
@@ -61,8 +61,10 @@ impl FreeIndex {
     #[inline(always)]
     pub(crate) fn insert(&mut self, blocks: &mut Records, id: BlockId) {
         let index = &mut *self.0;
-        let size = blocks[id].size;
+        let block = &mut blocks[id];
+        let size = block.size;
         let bin = bin_of(size);
+        block.bin = bin as u16;
         let head = index.heads[bin];
         if head == NONE {
             index.bins[bin / SUBS] |= 1 << (bin % SUBS);
@@ -77,37 +79,25 @@ impl FreeIndex {
         block.bin_next = head;
     }
 
-    /// Takes a block out. Its size must be what it was when it was inserted.
+    /// Takes a block out.
     #[inline(always)]
     pub(crate) fn remove(&mut self, blocks: &mut Records, id: BlockId) {
         let block = &blocks[id];
         let (prev, next) = (block.bin_prev, block.bin_next);
-        blocks[next].bin_prev = prev;
         if prev != NONE {
             blocks[prev].bin_next = next;
+            blocks[next].bin_prev = prev;
             return;
         }
-        self.behead(bin_of(blocks[id].size), next);
-    }
-
-    /// Takes out what [`find`](Self::find) found.
-    #[inline(always)]
-    pub(crate) fn take(&mut self, blocks: &mut Records, id: BlockId, bin: usize) {
-        let block = &blocks[id];
-        let (prev, next) = (block.bin_prev, block.bin_next);
-        blocks[next].bin_prev = prev;
-        if prev != NONE {
-            blocks[prev].bin_next = next;
-            return;
-        }
-        self.behead(bin, next);
+        self.behead(blocks, block.bin as usize % BINS, next);
     }
 
     /// Makes `next` the first block of a bin.
     #[inline(always)]
-    fn behead(&mut self, bin: usize, next: BlockId) {
+    fn behead(&mut self, blocks: &mut Records, bin: usize, next: BlockId) {
         let index = &mut *self.0;
         index.heads[bin] = next;
+        blocks[next].bin_prev = NONE;
         if next == NONE {
             let row = &mut index.bins[bin / SUBS];
             *row &= !(1 << (bin % SUBS));
@@ -133,9 +123,9 @@ impl FreeIndex {
         Some(row * SUBS + self.0.bins[row].trailing_zeros() as usize % SUBS)
     }
 
-    /// The best fit for `bytes` and its bin, left in the index.
+    /// The best fit for `bytes`, left in the index.
     #[inline(always)]
-    pub(crate) fn find(&self, blocks: &Records, bytes: u64) -> Option<(BlockId, usize)> {
+    pub(crate) fn find(&self, blocks: &Records, bytes: u64) -> Option<BlockId> {
         let bin = bin_of(bytes);
         let mut id = self.0.heads[bin];
         if id != NONE {
@@ -143,12 +133,11 @@ impl FreeIndex {
                 id = find_behind(blocks, id, bytes);
             }
             if id != NONE {
-                return Some((id, bin));
+                return Some(id);
             }
         }
         // Every block of a later bin is large enough.
-        let bin = self.next_bin(bin)?;
-        Some((self.0.heads[bin], bin))
+        Some(self.0.heads[self.next_bin(bin)?])
     }
 
     /// The smallest block that `fits`, which nothing below `bytes` does: the bin of `bytes` to its end, then
@@ -162,7 +151,7 @@ impl FreeIndex {
         let first = self.list(blocks, bin_of(bytes)).filter(|&id| fits(blocks[id].size));
         first
             .min_by_key(|&id| blocks[id].size)
-            .or_else(|| self.find(blocks, bytes).map(|(id, _)| id).filter(|&id| fits(blocks[id].size)))
+            .or_else(|| self.find(blocks, bytes).filter(|&id| fits(blocks[id].size)))
     }
 
     /// The largest block's bytes; 0 if there is none. Looks at one bin.
@@ -209,7 +198,7 @@ impl FreeIndex {
             let mut before = NONE;
             for id in self.list(blocks, bin) {
                 let block = &blocks[id];
-                if block.bin_prev != before || bin_of(block.size) != bin {
+                if block.bin_prev != before || block.bin as usize != bin || bin_of(block.size) != bin {
                     return Err(format!("block at {:#x} is wrong in bin {bin}", block.addr));
                 }
                 before = id;
@@ -258,14 +247,20 @@ mod tests {
 
     #[test]
     fn bins_are_ordered_and_exact_up_to_64_kib() {
-        let mut last = 0;
-        for granules in 1..=1_000_000u64 {
+        let mut last = bin_of(512);
+        for granules in 2..=1_000_000u64 {
             let bin = bin_of(granules * 512);
-            assert!(bin == last || bin == last + 1, "{granules}: {bin} after {last}");
-            assert!(granules > 128 || bin == last + 1, "{granules} shares a bin");
+            assert!(bin >= last, "{granules}: {bin} after {last}");
+            assert!(granules > 128 || bin > last, "{granules} shares a bin");
             last = bin;
         }
         assert!(bin_of(1 << 60) < BINS - SUBS);
+        for shift in 17..60u32 {
+            // The sizes of a bin lie within one 64th of its power of two.
+            let (low, step) = (1u64 << shift, 1u64 << (shift - SUB_BITS));
+            assert_eq!(bin_of(low), bin_of(low + step - 512), "2^{shift}");
+            assert_eq!(bin_of(low) + 1, bin_of(low + step), "2^{shift}");
+        }
     }
 
     fn table(sizes: &[u64]) -> (BlockTable, FreeIndex) {
@@ -289,7 +284,7 @@ mod tests {
             index.check(&blocks).map_err(TestCaseError::fail)?;
             let best = index.iter(&blocks).map(|id| blocks[id].size).filter(|size| *size >= want * 512).min();
             let found = index.find(&blocks, want * 512);
-            prop_assert_eq!(found.map(|(id, _)| blocks[id].size), best);
+            prop_assert_eq!(found.map(|id| blocks[id].size), best);
             prop_assert_eq!(index.largest(&blocks), sizes.iter().copied().max().unwrap_or(0));
             let ids: Vec<_> = index.iter(&blocks).collect();
             for id in ids {

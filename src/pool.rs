@@ -212,21 +212,21 @@ impl PoolCore {
         self.searches = self.searches.wrapping_add(1);
         let blocks = &mut *self.blocks;
         let free = &mut self.free[class.index()];
-        let (mut id, bin) = free.find(blocks, bytes)?;
+        let mut id = free.find(blocks, bytes)?;
         let Block { mut addr, size, .. } = blocks[id];
         if size >= self.rules.max_split {
             return None;
         }
-        free.take(blocks, id, bin);
+        free.remove(blocks, id);
         let mut sign = 0;
-        if self.rules.picks_side && class == SizeClass::Large && size > bytes {
+        if self.rules.picks_side && size > bytes && class == SizeClass::Large {
             let at = self.place_in(id, addr, bytes, MIN_BLOCK_BYTES, class);
             if at != addr {
                 (id, sign) = self.cut_front(id, at);
                 addr = at;
             }
         }
-        Some(self.hand_out(id, addr, requested, bytes, class, sign))
+        Some(self.hand_out(id, addr, requested, bytes, class, true, sign))
     }
 
     /// As [`take_plain`](Self::take_plain), for any request.
@@ -234,11 +234,11 @@ impl PoolCore {
         self.searches = self.searches.wrapping_add(1);
         let blocks = &mut *self.blocks;
         let free = &mut self.free[request.class.index()];
-        let (id, bin) = free.find(blocks, request.padded_bytes())?;
+        let id = free.find(blocks, request.padded_bytes())?;
         if !self.rules.may_serve(request, blocks[id].size) {
             return None;
         }
-        free.take(blocks, id, bin);
+        free.remove(blocks, id);
         Some(self.carve(id, request))
     }
 
@@ -291,11 +291,13 @@ impl PoolCore {
         if self.rules.is_oversize(request.bytes) {
             sign |= self.stats.hand_out_oversize(request.class);
         }
-        self.hand_out(id, at, request.requested, request.bytes, request.class, sign)
+        let may_split = !self.rules.is_oversize(request.bytes);
+        self.hand_out(id, at, request.requested, request.bytes, request.class, may_split, sign)
     }
 
     /// Hands out the front of a block, and the rest of it unless that may be split off.
     #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
     fn hand_out(
         &mut self,
         id: BlockId,
@@ -303,6 +305,7 @@ impl PoolCore {
         requested: u64,
         bytes: u64,
         class: SizeClass,
+        may_split: bool,
         mut sign: i64,
     ) -> Taken {
         let block = &mut self.blocks[id];
@@ -313,7 +316,7 @@ impl PoolCore {
         let whole = block.size;
         let remainder = whole - bytes;
         let mut size = whole;
-        if remainder >= self.rules.split_remainder[class.index()] && bytes < self.rules.max_split {
+        if remainder >= self.rules.split_remainder[class.index()] && may_split {
             size = bytes;
             self.split_off(id, addr + size, remainder, class);
             if self.rules.counts_inactive_split {
@@ -333,7 +336,7 @@ impl PoolCore {
     /// Leaves `bytes` at `addr`, the end of block `id`, to a new free block behind it.
     #[inline(always)]
     fn split_off(&mut self, id: BlockId, addr: u64, bytes: u64, class: SizeClass) {
-        let rest = self.blocks.insert(addr, bytes, class);
+        let rest = self.blocks.insert_unlinked(addr, bytes, class);
         let blocks = &mut *self.blocks;
         let block = &mut blocks[id];
         block.size -= bytes;
@@ -374,69 +377,89 @@ impl PoolCore {
     /// Frees a live block that only its own stream used; negative if the peaks are to be raised.
     #[inline(always)]
     pub(crate) fn free_now(&mut self, id: BlockId, epoch: u64) -> i64 {
-        let block = &mut self.blocks[id];
+        let block = &self.blocks[id];
         let (size, requested, class) = (block.size, block.requested, block.class);
-        block.epoch = epoch;
         self.stats.free(class, size, requested);
         if self.rules.is_oversize(size) {
             self.stats.free_oversize(class);
         }
-        self.cache(id, class)
+        self.cache::<true>(id, size, class, epoch)
     }
 
-    /// Puts a live or pending block back into the free index, merged with its free neighbours.
+    /// Puts a live or pending block back into the free index, merged with its free neighbours. `LATEST`: no epoch in the
+    /// pool is later than `epoch`.
     #[inline(always)]
-    fn cache(&mut self, id: BlockId, class: SizeClass) -> i64 {
-        let block = &mut self.blocks[id];
-        block.set_state(State::Free);
-        block.requested = 0;
-        let size = block.size;
-        let (id, merged) = self.coalesce(id, class);
+    fn cache<const LATEST: bool>(&mut self, id: BlockId, size: u64, class: SizeClass, epoch: u64) -> i64 {
+        self.blocks[id].requested = 0;
+        let merged = self.coalesce::<LATEST>(id, size, class, epoch);
         if !self.rules.counts_inactive_split {
             return 0;
         }
-        let block = &self.blocks[id];
-        if block.is_whole_segment() {
-            self.stats.split_goes(class, merged, block.size - size);
+        if merged.whole {
+            self.stats.split_goes(class, merged.neighbours, merged.size - size);
             return 0;
         }
         // As in PyTorch, the running sums take in only the net change: what merges neither goes nor comes.
-        match merged {
+        match merged.neighbours {
             0 => self.stats.split_appears(class, 1, size),
             1 => self.stats.split_grows(class, size),
-            _ => {
-                self.stats.split_goes(class, merged - 1, 0);
+            neighbours => {
+                self.stats.split_goes(class, neighbours - 1, 0);
                 self.stats.split_grows(class, size)
             }
         }
     }
 
-    /// Merges a free block that is not in the index with its free neighbours, and inserts the result. Returns it
-    /// with the number of neighbours merged.
+    /// Merges a block that is not in the index with its free neighbours, and inserts the result, free.
     #[inline(always)]
-    pub(crate) fn coalesce(&mut self, mut id: BlockId, class: SizeClass) -> (BlockId, u64) {
-        let mut merged = 0;
+    fn coalesce<const LATEST: bool>(
+        &mut self,
+        mut id: BlockId,
+        mut size: u64,
+        class: SizeClass,
+        mut epoch: u64,
+    ) -> Merged {
+        let mut neighbours = 0;
         let free = &mut self.free[class.index()];
         let blocks = &mut *self.blocks;
-        let Block { prev, next, .. } = blocks[id];
+        let Block { mut prev, mut next, .. } = blocks[id];
         if blocks.is_free(next) {
             free.remove(blocks, next);
-            merged = 1;
-            blocks.absorb(id, next);
+            let Block { size: more, epoch: theirs, next: behind, .. } = blocks[next];
+            size += more;
+            if !LATEST {
+                epoch = epoch.max(theirs);
+            }
             self.blocks.remove(next);
+            next = behind;
+            self.blocks[next].prev = id;
+            self.blocks[id].next = next;
+            neighbours = 1;
         }
         let blocks = &mut *self.blocks;
         if blocks.is_free(prev) {
             free.remove(blocks, prev);
-            merged += 1;
-            blocks.absorb(prev, id);
+            let Block { size: more, epoch: theirs, prev: before, .. } = blocks[prev];
+            size += more;
+            if !LATEST {
+                epoch = epoch.max(theirs);
+            }
+            blocks[id].set_state(State::Free);
             self.blocks.remove(id);
-            id = prev;
+            self.blocks[next].prev = prev;
+            self.blocks[prev].next = next;
+            (id, prev) = (prev, before);
+            neighbours += 1;
+        } else {
+            blocks[id].set_state(State::Free);
         }
         let blocks = &mut *self.blocks;
-        blocks[id].born = self.searches;
+        let block = &mut blocks[id];
+        block.size = size;
+        block.epoch = epoch;
+        block.born = self.searches;
         free.insert(blocks, id);
-        (id, merged)
+        Merged { id, size, neighbours, whole: (prev | next) == NONE }
     }
 
     /// Notes that a live block is also used on another stream.
@@ -475,9 +498,9 @@ impl PoolCore {
                 waiting.push_back(entry);
                 continue;
             }
-            let Block { size, requested, class, .. } = self.blocks[entry.block];
+            let Block { size, requested, class, epoch, .. } = self.blocks[entry.block];
             self.stats.free_completed(class, size, requested);
-            sign |= self.cache(entry.block, class);
+            sign |= self.cache::<false>(entry.block, size, class, epoch);
             finished += 1;
         }
         self.pending = waiting;
@@ -496,8 +519,8 @@ impl PoolCore {
 
     /// Puts a claimed block into the free index, merged with its free neighbours. Counts nothing.
     pub(crate) fn cache_claimed(&mut self, id: BlockId, class: SizeClass) -> BlockId {
-        self.blocks[id].set_state(State::Free);
-        self.coalesce(id, class).0
+        let Block { size, epoch, .. } = self.blocks[id];
+        self.coalesce::<false>(id, size, class, epoch).id
     }
 
     /// Takes a segment out of the pool whose one block is free.
@@ -562,6 +585,17 @@ impl PoolCore {
         let run = self.runs().filter(|run| run.base <= addr).max_by_key(|run| run.base)?;
         self.chain(run.first).map(|id| &self.blocks[id]).find(|block| (block.addr..block.end()).contains(&addr))
     }
+}
+
+/// What came of merging a block with its free neighbours.
+#[derive(Clone, Copy)]
+struct Merged {
+    id: BlockId,
+    size: u64,
+    /// How many there were.
+    neighbours: u64,
+    /// Whether it is all of its segment.
+    whole: bool,
 }
 
 /// A contiguous piece of memory that a pool owns.

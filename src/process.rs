@@ -29,21 +29,23 @@ pub(crate) fn watch_forks() -> u64 {
     forks()
 }
 
-/// A fact about a device that, once true, stays true.
+/// In which process image a device can be used, if in any: one number, to be compared with [`forks`].
 #[derive(Debug)]
-pub(crate) struct Latch(AtomicU64);
+pub(crate) struct Usable(AtomicU64);
 
-impl Latch {
+impl Usable {
+    /// In this one.
     pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(0))
+        Self(AtomicU64::new(watch_forks()))
     }
 
     #[inline]
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != 0
+    pub(crate) fn at(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set(&self) {
-        self.0.store(1, Ordering::Relaxed);
+    /// Nowhere, for good.
+    pub(crate) fn end(&self) {
+        self.0.store(u64::MAX, Ordering::Relaxed);
     }
 }

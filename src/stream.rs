@@ -121,8 +121,9 @@ impl StreamPool {
         if process::forks() != self.forks {
             return None; // another thread of the parent may have held the lock; and nothing here is the child's
         }
-        let now = self.clock.now();
         let mut core = self.core.lock();
+        // Under the lock, so that no block of the pool has a later epoch.
+        let now = self.clock.now();
         let sign = if core.blocks[id].shared {
             core.free_later(id, now);
             0
