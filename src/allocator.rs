@@ -142,7 +142,7 @@ impl CachingAllocator {
         self.check_stream(stream)?;
         let pool = &stream.pool;
         self.inner.streams.write().remove(&pool.clock.key.id);
-        pool.core.lock().attention |= RETIRED;
+        pool.core.lock().stats.attention |= RETIRED;
         let result = pool.clock.retire();
         drop(pool.owner.lock().take());
         self.inner.device.keep_retired(pool);

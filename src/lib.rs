@@ -26,7 +26,6 @@ mod device;
 mod error;
 mod event;
 mod free_index;
-mod lanes;
 mod live;
 mod open;
 mod pool;

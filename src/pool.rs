@@ -30,10 +30,9 @@ pub(crate) struct Rules {
     max_split: u64,
     /// How much larger than an oversize request its block may be.
     non_split_slack: u64,
-    /// Whether free parts of segments are counted as not releasable: not where pages can leave a segment.
-    pub(crate) counts_inactive_split: bool,
-    /// Whether a large block is cut beside its older neighbour.
-    picks_side: bool,
+    /// Whether segments are expandable: then a large block is cut beside its older neighbour, and free parts of segments
+    /// do not count as not releasable, since their pages can leave.
+    pub(crate) expandable: bool,
 }
 
 impl Rules {
@@ -43,8 +42,7 @@ impl Rules {
             split_remainder: [MIN_BLOCK_BYTES, large],
             max_split: if expandable { u64::MAX } else { config.max_split() },
             non_split_slack: config.max_non_split_rounding_bytes,
-            counts_inactive_split: !expandable,
-            picks_side: expandable,
+            expandable,
         }
     }
 
@@ -94,8 +92,6 @@ pub(crate) struct Taken {
     pub(crate) id: BlockId,
     pub(crate) addr: u64,
     pub(crate) size: u64,
-    /// Negative if a counter rose above its ceiling: the peaks are to be raised before the lock is let go.
-    pub(crate) sign: i64,
 }
 
 impl Taken {
@@ -140,10 +136,10 @@ pub(crate) struct PendingFree {
     pub(crate) waits: Vec<(Arc<StreamClock>, u64)>,
 }
 
-/// The allocator is gone: what becomes unused is given back at once.
-pub(crate) const CLOSED: u8 = 1;
-/// The stream is destroyed: nothing more is allocated here.
-pub(crate) const RETIRED: u8 = 2;
+/// In [`PoolStats::attention`]: the allocator is gone, what becomes unused is given back at once.
+pub(crate) const CLOSED: u8 = 2;
+/// Likewise: the stream is destroyed, nothing more is allocated here.
+pub(crate) const RETIRED: u8 = 4;
 
 /// What a stream's pool holds. See the module's text.
 #[derive(Debug)]
@@ -162,8 +158,6 @@ pub(crate) struct PoolCore {
     pub(crate) pending: VecDeque<PendingFree>,
     /// Searches so far, the clock of garbage collection; wraps.
     pub(crate) searches: u32,
-    /// What the hot path leaves to the slow one, if not zero: [`CLOSED`], [`RETIRED`].
-    pub(crate) attention: u8,
     /// The owner of this core, from when the allocator is gone until the last live block is freed.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -180,17 +174,16 @@ impl PoolCore {
             uses: FxHashMap::default(),
             pending: VecDeque::new(),
             searches: 0,
-            attention: 0,
             keep: None,
         }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.attention & CLOSED != 0
+        self.stats.attention & CLOSED != 0
     }
 
     pub(crate) fn is_retired(&self) -> bool {
-        self.attention & RETIRED != 0
+        self.stats.attention & RETIRED != 0
     }
 
     /// Blocks that are live or pending.
@@ -206,7 +199,7 @@ impl PoolCore {
     /// The hot path: hands out the best cached block for `requested` bytes, if there is one. Their rounded size is below
     /// the bound of oversize requests.
     #[inline(always)]
-    pub(crate) fn take_plain(&mut self, requested: u64) -> Option<Taken> {
+    pub(crate) fn take_plain<const EXPANDABLE: bool>(&mut self, requested: u64) -> Option<BlockHandle> {
         let bytes = round_to_granule(requested);
         let class = SizeClass::of(bytes);
         self.searches = self.searches.wrapping_add(1);
@@ -218,15 +211,16 @@ impl PoolCore {
             return None;
         }
         free.remove(blocks, id);
-        let mut sign = 0;
-        if self.rules.picks_side && size > bytes && class == SizeClass::Large {
+        if EXPANDABLE && size > bytes && class == SizeClass::Large {
             let at = self.place_in(id, addr, bytes, MIN_BLOCK_BYTES, class);
             if at != addr {
-                (id, sign) = self.cut_front(id, at);
+                id = self.cut_front(id, at);
                 addr = at;
             }
         }
-        Some(self.hand_out(id, addr, requested, bytes, class, true, sign))
+        let size = self.hand_out::<EXPANDABLE>(id, addr, requested, bytes, class, true);
+        // An ordinary block is larger than its request by less than 2^32 granules.
+        Some(BlockHandle { addr, id_excess: u64::from(id) | (size - bytes) / MIN_BLOCK_BYTES << 32 })
     }
 
     /// As [`take_plain`](Self::take_plain), for any request.
@@ -258,7 +252,7 @@ impl PoolCore {
     /// Cuts the request out of a block that is not in the free index (free or claimed), and hands it out.
     pub(crate) fn carve(&mut self, id: BlockId, request: &Request) -> Taken {
         let Block { addr, size, .. } = self.blocks[id];
-        let picks_side = self.rules.picks_side && request.class == SizeClass::Large && size > request.bytes;
+        let picks_side = self.rules.expandable && request.class == SizeClass::Large && size > request.bytes;
         let at = if picks_side || request.alignment > MIN_BLOCK_BYTES {
             self.place_in(id, addr, request.bytes, request.alignment, request.class)
         } else {
@@ -273,7 +267,7 @@ impl PoolCore {
         let block = &self.blocks[id];
         let align = |addr: u64| (addr + (alignment - 1)) & !(alignment - 1);
         let high = block.end() - bytes;
-        let low_only = !self.rules.picks_side || class == SizeClass::Small || from != block.addr;
+        let low_only = !self.rules.expandable || class == SizeClass::Small || from != block.addr;
         if low_only || high & (alignment - 1) != 0 {
             return align(from);
         }
@@ -287,18 +281,23 @@ impl PoolCore {
 
     /// Cuts the request out of such a block at `at`, and hands it out.
     pub(crate) fn carve_at(&mut self, id: BlockId, at: u64, request: &Request) -> Taken {
-        let (id, mut sign) = if at == self.blocks[id].addr { (id, 0) } else { self.cut_front(id, at) };
-        if self.rules.is_oversize(request.bytes) {
-            sign |= self.stats.hand_out_oversize(request.class);
+        let id = if at == self.blocks[id].addr { id } else { self.cut_front(id, at) };
+        let Request { requested, bytes, class, .. } = *request;
+        let oversize = self.rules.is_oversize(bytes);
+        if oversize {
+            self.stats.hand_out_oversize(class);
         }
-        let may_split = !self.rules.is_oversize(request.bytes);
-        self.hand_out(id, at, request.requested, request.bytes, request.class, may_split, sign)
+        let size = if self.rules.expandable {
+            self.hand_out::<true>(id, at, requested, bytes, class, !oversize)
+        } else {
+            self.hand_out::<false>(id, at, requested, bytes, class, !oversize)
+        };
+        Taken { id, addr: at, size }
     }
 
-    /// Hands out the front of a block, and the rest of it unless that may be split off.
+    /// Hands out the front of a block, and the rest of it unless that may be split off. Returns the block's size.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    fn hand_out(
+    fn hand_out<const EXPANDABLE: bool>(
         &mut self,
         id: BlockId,
         addr: u64,
@@ -306,8 +305,7 @@ impl PoolCore {
         bytes: u64,
         class: SizeClass,
         may_split: bool,
-        mut sign: i64,
-    ) -> Taken {
+    ) -> u64 {
         let block = &mut self.blocks[id];
         block.born = self.searches;
         block.requested = requested;
@@ -319,18 +317,18 @@ impl PoolCore {
         if remainder >= self.rules.split_remainder[class.index()] && may_split {
             size = bytes;
             self.split_off(id, addr + size, remainder, class);
-            if self.rules.counts_inactive_split {
+            if !EXPANDABLE {
                 if part {
                     self.stats.split_shrinks(class, size);
                 } else {
-                    sign |= self.stats.split_appears(class, 1, remainder);
+                    self.stats.split_appears(class, 1, remainder);
                 }
             }
-        } else if part && self.rules.counts_inactive_split {
+        } else if part && !EXPANDABLE {
             self.stats.split_goes(class, 1, whole);
         }
-        sign |= self.stats.hand_out(class, size, requested);
-        Taken { id, addr, size, sign }
+        self.stats.hand_out(class, size, requested);
+        size
     }
 
     /// Leaves `bytes` at `addr`, the end of block `id`, to a new free block behind it.
@@ -349,9 +347,9 @@ impl PoolCore {
         self.free[class.index()].insert(blocks, rest);
     }
 
-    /// Leaves what lies before `at` as a free block; the rest is a new block, which is returned with the counters' sign.
+    /// Leaves what lies before `at` as a free block; the rest is a new block, which is returned.
     #[inline(never)]
-    fn cut_front(&mut self, id: BlockId, at: u64) -> (BlockId, i64) {
+    fn cut_front(&mut self, id: BlockId, at: u64) -> BlockId {
         let block = &self.blocks[id];
         let (addr, size, epoch, state) = (block.addr, block.size, block.epoch, block.state());
         let (class, front, part) = (block.class, at - addr, !block.is_whole_segment());
@@ -365,39 +363,44 @@ impl PoolCore {
         self.blocks.link_after(id, rest);
         self.blocks[rest].set_state(State::Free);
         self.blocks[rest].epoch = epoch;
-        let mut sign = 0;
-        if self.rules.counts_inactive_split {
+        if !self.rules.expandable {
             // From here on both parts count as free parts; `hand_out` takes the rest from that.
             let (blocks, bytes) = if part { (1, 0) } else { (2, size) };
-            sign = self.stats.split_appears(class, blocks, bytes);
+            self.stats.split_appears(class, blocks, bytes);
         }
-        (rest, sign)
+        rest
     }
 
-    /// Frees a live block that only its own stream used; negative if the peaks are to be raised.
+    /// Frees a live block that only its own stream used.
     #[inline(always)]
-    pub(crate) fn free_now(&mut self, id: BlockId, epoch: u64) -> i64 {
+    pub(crate) fn free_now<const EXPANDABLE: bool>(&mut self, id: BlockId, epoch: u64) {
         let block = &self.blocks[id];
         let (size, requested, class) = (block.size, block.requested, block.class);
         self.stats.free(class, size, requested);
-        if self.rules.is_oversize(size) {
+        if !EXPANDABLE && self.rules.is_oversize(size) {
             self.stats.free_oversize(class);
         }
-        self.cache::<true>(id, size, class, epoch)
+        self.cache::<EXPANDABLE, true>(id, size, class, epoch);
     }
 
     /// Puts a live or pending block back into the free index, merged with its free neighbours. `LATEST`: no epoch in the
     /// pool is later than `epoch`.
     #[inline(always)]
-    fn cache<const LATEST: bool>(&mut self, id: BlockId, size: u64, class: SizeClass, epoch: u64) -> i64 {
+    fn cache<const EXPANDABLE: bool, const LATEST: bool>(
+        &mut self,
+        id: BlockId,
+        size: u64,
+        class: SizeClass,
+        epoch: u64,
+    ) {
         self.blocks[id].requested = 0;
         let merged = self.coalesce::<LATEST>(id, size, class, epoch);
-        if !self.rules.counts_inactive_split {
-            return 0;
+        if EXPANDABLE {
+            return;
         }
         if merged.whole {
             self.stats.split_goes(class, merged.neighbours, merged.size - size);
-            return 0;
+            return;
         }
         // As in PyTorch, the running sums take in only the net change: what merges neither goes nor comes.
         match merged.neighbours {
@@ -405,7 +408,7 @@ impl PoolCore {
             1 => self.stats.split_grows(class, size),
             neighbours => {
                 self.stats.split_goes(class, neighbours - 1, 0);
-                self.stats.split_grows(class, size)
+                self.stats.split_grows(class, size);
             }
         }
     }
@@ -488,9 +491,9 @@ impl PoolCore {
         self.pending.push_back(PendingFree { block: id, waits });
     }
 
-    /// Caches the pending blocks whose epochs have all passed; how many, and negative if the peaks are to be raised. Looks at every pending block: one slow stream does not hold back another's.
-    pub(crate) fn finish_pending(&mut self) -> (usize, i64) {
-        let (mut finished, mut sign) = (0, 0);
+    /// Caches the pending blocks whose epochs have all passed; how many. Looks at every pending block: one slow stream does not hold back another's.
+    pub(crate) fn finish_pending(&mut self) -> usize {
+        let mut finished = 0;
         let mut waiting = VecDeque::with_capacity(self.pending.len());
         for mut entry in std::mem::take(&mut self.pending) {
             entry.waits.retain(|(clock, epoch)| !clock.has_passed(*epoch));
@@ -500,11 +503,15 @@ impl PoolCore {
             }
             let Block { size, requested, class, epoch, .. } = self.blocks[entry.block];
             self.stats.free_completed(class, size, requested);
-            sign |= self.cache::<false>(entry.block, size, class, epoch);
+            if self.rules.expandable {
+                self.cache::<true, false>(entry.block, size, class, epoch);
+            } else {
+                self.cache::<false, false>(entry.block, size, class, epoch);
+            }
             finished += 1;
         }
         self.pending = waiting;
-        (finished, sign)
+        finished
     }
 
     /// Adds a segment; its one block is claimed, for the caller to carve or to cache.

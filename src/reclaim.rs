@@ -221,8 +221,8 @@ pub(crate) fn finish_gone(device: &Device) {
 /// Caches the pending frees that are known to have passed.
 fn finish(pool: &StreamPool) -> usize {
     let mut core = pool.core.lock();
-    let (finished, sign) = core.finish_pending();
-    if sign < 0 {
+    let finished = core.finish_pending();
+    if core.stats.is_above() {
         pool.raise(&mut core);
     }
     finished
@@ -323,7 +323,7 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
     device.book_segment(request.class, bytes);
     let id = core.add_segment(Segment::new(base.0, bytes, request.class));
     let taken = core.carve(id, request);
-    if taken.sign < 0 {
+    if core.stats.is_above() {
         pool.raise(&mut core);
     }
     Ok(Ok(taken))

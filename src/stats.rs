@@ -8,11 +8,10 @@
 //! deals the ceilings out anew. A peak is therefore never below the true one, and exact when pools are not in use
 //! at the same moment.
 
-use crate::lanes::{self, LANES, Lanes, Pair, pair};
 use crate::size::SizeClass;
 use crate::sync::Mutex;
 
-/// The counters that pools keep, in the pairs that [`lanes`] adds to.
+/// The counters that pools keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Allocation,
@@ -25,6 +24,11 @@ pub(crate) enum Lane {
     ActiveBytes,
 }
 
+pub(crate) const LANES: usize = 8;
+
+/// One value a counter.
+pub(crate) type Lanes = [i64; LANES];
+
 /// The device's peaks and the ceilings are kept for small, large, and both together.
 pub(crate) const SCOPES: usize = 3;
 const ALL: usize = 2;
@@ -32,82 +36,88 @@ const ALL: usize = 2;
 /// A pool's counters, under its lock.
 ///
 /// A counter is kept as its *room*, the distance to its ceiling: what is handed out is taken off, and a sign tells that
-/// the ceiling was passed.
+/// the ceiling was passed. One subtraction in memory and one branch that is never taken; the lanes lie so that the
+/// compiler makes no vectors of them, whose loads would wait for the stores of single lanes.
 #[derive(Clone, Debug)]
-#[repr(align(64))]
 pub(crate) struct PoolStats {
-    /// By scope. The active lanes are kept only if [`separate_active`](Self::separate_active).
-    room: [Lanes; SCOPES],
-    /// Sum of all increases, by size class. Those of the active lanes are those of the allocated ones.
-    increased: [Lanes; 2],
+    /// By lane and scope. The active lanes are kept only if [`separate_active`](Self::separate_active).
+    room: [[i64; SCOPES]; LANES],
+    /// Sum of all increases, by lane and size class. Those of the active lanes are those of the allocated ones.
+    increased: [[i64; 2]; LANES],
     /// By scope; see the module's text.
     ceiling: [Lanes; SCOPES],
     /// Whether a free was ever deferred here. Until then active is allocated, and is not counted apart.
     separate_active: bool,
+    /// What the hot path must not pass by: [`ABOVE`], and the pool's own bits. One byte, one comparison.
+    pub(crate) attention: u8,
 }
+
+/// A counter is above its ceiling, and [`PeakBoard::raise`] is due before the pool's lock is let go.
+pub(crate) const ABOVE: u8 = 1;
 
 impl PoolStats {
     pub(crate) fn new() -> Self {
         Self {
-            room: [[0; LANES]; SCOPES],
-            increased: [[0; LANES]; 2],
+            room: [[0; SCOPES]; LANES],
+            increased: [[0; 2]; LANES],
             ceiling: [[0; LANES]; SCOPES],
             separate_active: false,
+            attention: 0,
         }
     }
 
-    /// Adds to two counters; negative if one is now above a ceiling.
+    /// Adds to a counter.
     #[inline(always)]
-    fn raise(&mut self, class: SizeClass, from: Lane, by: Pair) -> i64 {
-        let (class, from) = (class.index(), from as usize);
-        lanes::add(&mut self.increased[class], from, by);
-        let room = lanes::subtract(&mut self.room[class], from, by);
-        lanes::sign(room, lanes::subtract(&mut self.room[ALL], from, by))
+    fn raise(&mut self, class: SizeClass, lane: Lane, by: u64) {
+        let (class, lane, by) = (class.index(), lane as usize, by as i64);
+        self.increased[lane][class] += by;
+        for scope in [class, ALL] {
+            self.room[lane][scope] -= by;
+            if self.room[lane][scope] < 0 {
+                self.passed();
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn passed(&mut self) {
+        self.attention |= ABOVE;
+    }
+
+    /// Whether a counter is above its ceiling.
+    #[inline]
+    pub(crate) fn is_above(&self) -> bool {
+        self.attention & ABOVE != 0
     }
 
     #[inline(always)]
-    fn lower(&mut self, class: SizeClass, from: Lane, by: Pair) {
-        lanes::add(&mut self.room[class.index()], from as usize, by);
-        lanes::add(&mut self.room[ALL], from as usize, by);
+    fn lower(&mut self, class: SizeClass, lane: Lane, by: u64) {
+        self.room[lane as usize][class.index()] += by as i64;
+        self.room[lane as usize][ALL] += by as i64;
     }
 
-    /// [`raise`](Self::raise) for one counter.
+    /// Counts a block that is handed out.
     #[inline(always)]
-    fn raise_one(&mut self, class: SizeClass, lane: Lane, by: u64) -> i64 {
-        let (class, lane) = (class.index(), lane as usize);
-        self.increased[class][lane] += by as i64;
-        self.room[class][lane] -= by as i64;
-        self.room[ALL][lane] -= by as i64;
-        self.room[class][lane] | self.room[ALL][lane]
-    }
-
-    /// [`lower`](Self::lower) for one counter.
-    #[inline(always)]
-    fn lower_one(&mut self, class: SizeClass, lane: Lane, by: u64) {
-        self.room[class.index()][lane as usize] += by as i64;
-        self.room[ALL][lane as usize] += by as i64;
-    }
-
-    /// Counts a block that is handed out; negative if a counter is now above its ceiling, and [`PeakBoard::raise`] is
-    /// due.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) -> i64 {
-        let mut sign = self.raise(class, Lane::Allocation, pair(1, bytes));
-        sign |= self.raise_one(class, Lane::RequestedBytes, requested);
+    pub(crate) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+        self.raise(class, Lane::Allocation, 1);
+        self.raise(class, Lane::AllocatedBytes, bytes);
+        self.raise(class, Lane::RequestedBytes, requested);
         if self.separate_active {
-            sign |= self.raise(class, Lane::Active, pair(1, bytes));
+            self.raise(class, Lane::Active, 1);
+            self.raise(class, Lane::ActiveBytes, bytes);
         }
-        sign
     }
 
     /// Counts a block that its user frees and that is cached at once.
     #[inline(always)]
     pub(crate) fn free(&mut self, class: SizeClass, bytes: u64, requested: u64) {
-        self.lower(class, Lane::Allocation, pair(1, bytes));
-        self.lower_one(class, Lane::RequestedBytes, requested);
+        self.lower(class, Lane::Allocation, 1);
+        self.lower(class, Lane::AllocatedBytes, bytes);
+        self.lower(class, Lane::RequestedBytes, requested);
         if self.separate_active {
-            self.lower(class, Lane::Active, pair(1, bytes));
+            self.lower(class, Lane::Active, 1);
+            self.lower(class, Lane::ActiveBytes, bytes);
         }
     }
 
@@ -117,54 +127,56 @@ impl PoolStats {
             for scope in 0..SCOPES {
                 let current = self.scope(scope);
                 for lane in [Lane::Active as usize, Lane::ActiveBytes as usize] {
-                    self.room[scope][lane] = self.ceiling[scope][lane] - current[lane];
+                    self.room[lane][scope] = self.ceiling[scope][lane] - current[lane];
                 }
             }
             self.separate_active = true;
         }
-        self.lower(class, Lane::Allocation, pair(1, bytes));
+        self.lower(class, Lane::Allocation, 1);
+        self.lower(class, Lane::AllocatedBytes, bytes);
     }
 
     /// Counts a block that [`free_requested`](Self::free_requested) counted and that is cached now.
     pub(crate) fn free_completed(&mut self, class: SizeClass, bytes: u64, requested: u64) {
-        self.lower_one(class, Lane::RequestedBytes, requested);
-        self.lower(class, Lane::Active, pair(1, bytes));
+        self.lower(class, Lane::RequestedBytes, requested);
+        self.lower(class, Lane::Active, 1);
+        self.lower(class, Lane::ActiveBytes, bytes);
     }
 
-    /// Counts free parts of segments partly in use.
+    /// Counts a free part of a segment partly in use.
     #[inline(always)]
-    #[must_use]
-    pub(crate) fn split_appears(&mut self, class: SizeClass, blocks: u64, bytes: u64) -> i64 {
-        self.raise(class, Lane::InactiveSplit, pair(blocks, bytes))
+    pub(crate) fn split_appears(&mut self, class: SizeClass, blocks: u64, bytes: u64) {
+        self.raise(class, Lane::InactiveSplit, blocks);
+        self.raise(class, Lane::InactiveSplitBytes, bytes);
     }
 
     /// Counts a part that became larger by `bytes`.
     #[inline(always)]
-    #[must_use]
-    pub(crate) fn split_grows(&mut self, class: SizeClass, bytes: u64) -> i64 {
-        self.raise_one(class, Lane::InactiveSplitBytes, bytes)
+    pub(crate) fn split_grows(&mut self, class: SizeClass, bytes: u64) {
+        self.raise(class, Lane::InactiveSplitBytes, bytes);
     }
 
     /// Counts a part that became smaller by `bytes`.
     #[inline(always)]
     pub(crate) fn split_shrinks(&mut self, class: SizeClass, bytes: u64) {
-        self.lower_one(class, Lane::InactiveSplitBytes, bytes);
+        self.lower(class, Lane::InactiveSplitBytes, bytes);
     }
 
     /// Counts such parts that are no more.
     #[inline(always)]
     pub(crate) fn split_goes(&mut self, class: SizeClass, blocks: u64, bytes: u64) {
-        self.lower(class, Lane::InactiveSplit, pair(blocks, bytes));
+        self.lower(class, Lane::InactiveSplit, blocks);
+        self.lower(class, Lane::InactiveSplitBytes, bytes);
     }
 
     /// Counts an oversize block that is handed out.
-    pub(crate) fn hand_out_oversize(&mut self, class: SizeClass) -> i64 {
-        self.raise_one(class, Lane::OversizeAllocation, 1)
+    pub(crate) fn hand_out_oversize(&mut self, class: SizeClass) {
+        self.raise(class, Lane::OversizeAllocation, 1);
     }
 
     /// Counts an oversize block that its user frees.
     pub(crate) fn free_oversize(&mut self, class: SizeClass) {
-        self.lower_one(class, Lane::OversizeAllocation, 1);
+        self.lower(class, Lane::OversizeAllocation, 1);
     }
 
     /// The counters of a size class.
@@ -179,7 +191,7 @@ impl PoolStats {
 
     /// The sums of increases of a size class.
     fn increases(&self, class: usize) -> Lanes {
-        let mut lanes = self.increased[class];
+        let mut lanes: Lanes = std::array::from_fn(|lane| self.increased[lane][class]);
         lanes[Lane::Active as usize] = lanes[Lane::Allocation as usize];
         lanes[Lane::ActiveBytes as usize] = lanes[Lane::AllocatedBytes as usize];
         lanes
@@ -194,7 +206,7 @@ impl PoolStats {
     }
 
     fn scope(&self, scope: usize) -> Lanes {
-        self.with_active(std::array::from_fn(|lane| self.ceiling[scope][lane] - self.room[scope][lane]))
+        self.with_active(std::array::from_fn(|lane| self.ceiling[scope][lane] - self.room[lane][scope]))
     }
 
     /// Sets the ceilings of a scope. Where active is not counted apart, the ceiling of allocated guards both.
@@ -207,7 +219,7 @@ impl PoolStats {
             }
         }
         for lane in 0..LANES {
-            self.room[scope][lane] += ceiling[lane] - self.ceiling[scope][lane];
+            self.room[lane][scope] += ceiling[lane] - self.ceiling[scope][lane];
         }
         self.ceiling[scope] = ceiling;
     }
@@ -283,13 +295,14 @@ impl PeakBoard {
                 state.gone[class][lane] += stats.increases(class)[lane];
             }
         }
-        *stats = PoolStats::new();
+        *stats = PoolStats { attention: stats.attention, ..PoolStats::new() };
     }
 
     /// Raises the peaks to what pool `own` now makes of them, and deals out the ceilings.
     #[cold]
     #[inline(never)]
     pub(crate) fn raise(&self, own: usize, stats: &mut PoolStats, pools: &dyn Pools) {
+        stats.attention &= !ABOVE;
         let mut state = self.state.lock();
         if state.granted.len() == 1 {
             for scope in 0..SCOPES {

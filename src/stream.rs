@@ -30,6 +30,8 @@ pub(crate) struct StreamPool {
     /// Requests of 1 to so many bytes take the hot path: they are rounded to 512 bytes, are not oversize, and any thread
     /// may make them. 0 where not.
     pub(crate) plain_bytes: u64,
+    /// The kind of the device's segments, at hand.
+    expandable: bool,
     /// [`Device::forks`], at hand.
     forks: u64,
     /// What keeps the driver's stream alive, while the pool may have to ask it.
@@ -49,6 +51,7 @@ impl StreamPool {
             device: Arc::clone(device),
             number,
             growing: Mutex::new(()),
+            expandable: device.expandable,
             plain_bytes: if is_plain { rules.ordinary_bytes() } else { 0 },
             forks: device.forks,
             owner: Mutex::new(None),
@@ -75,16 +78,21 @@ impl StreamPool {
     }
 
     /// The hot path: a cached block for a request of up to [`plain_bytes`](Self::plain_bytes), or none.
+    #[inline]
     pub(crate) fn take_plain(&self, bytes: u64) -> BlockHandle {
+        if self.expandable { self.take_of::<true>(bytes) } else { self.take_of::<false>(bytes) }
+    }
+
+    fn take_of<const EXPANDABLE: bool>(&self, bytes: u64) -> BlockHandle {
         let mut core = self.core.lock();
-        if core.attention != 0 {
+        if core.stats.attention != 0 {
             return BlockHandle::EMPTY;
         }
-        let Some(taken) = core.take_plain(bytes) else { return BlockHandle::EMPTY };
-        if taken.sign < 0 {
+        let Some(block) = core.take_plain::<EXPANDABLE>(bytes) else { return BlockHandle::EMPTY };
+        if core.stats.attention != 0 {
             self.raise(&mut core);
         }
-        taken.handle(bytes)
+        block
     }
 
     /// A cached block for any request, or none.
@@ -94,7 +102,7 @@ impl StreamPool {
             return None;
         }
         let taken = core.take(request)?;
-        if taken.sign < 0 {
+        if core.stats.is_above() {
             self.raise(&mut core);
         }
         Some(taken)
@@ -108,7 +116,7 @@ impl StreamPool {
             return None;
         }
         let taken = core.take_anywhere(request)?;
-        if taken.sign < 0 {
+        if core.stats.is_above() {
             self.raise(&mut core);
         }
         Some(taken)
@@ -116,30 +124,34 @@ impl StreamPool {
 
     /// The other half of the hot path. What it returns is to be dropped by the caller: perhaps the last reference to the
     /// pool.
+    #[inline]
     #[must_use]
     pub(crate) fn free(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
+        if self.expandable { self.free_of::<true>(id) } else { self.free_of::<false>(id) }
+    }
+
+    fn free_of<const EXPANDABLE: bool>(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
         if process::forks() != self.forks {
             return None; // another thread of the parent may have held the lock; and nothing here is the child's
         }
         let mut core = self.core.lock();
         // Under the lock, so that no block of the pool has a later epoch.
         let now = self.clock.now();
-        let sign = if core.blocks[id].shared {
+        if core.blocks[id].shared {
             core.free_later(id, now);
-            0
         } else {
-            core.free_now(id, now)
-        };
-        if sign < 0 || core.attention != 0 {
-            return self.after_free(core, sign);
+            core.free_now::<EXPANDABLE>(id, now);
+        }
+        if core.stats.attention != 0 {
+            return self.after_free(core);
         }
         None
     }
 
     #[cold]
     #[inline(never)]
-    fn after_free(&self, mut core: MutexGuard<'_, PoolCore>, sign: i64) -> Option<Arc<dyn Any + Send + Sync>> {
-        if sign < 0 {
+    fn after_free(&self, mut core: MutexGuard<'_, PoolCore>) -> Option<Arc<dyn Any + Send + Sync>> {
+        if core.stats.is_above() {
             self.raise(&mut core);
         }
         if !core.is_closed() {
@@ -164,7 +176,7 @@ impl StreamPool {
             return;
         }
         let mut core = self.core.lock();
-        core.attention |= CLOSED;
+        core.stats.attention |= CLOSED;
         if core.live() > 0 {
             core.keep = Some(Arc::clone(self) as Arc<dyn Any + Send + Sync>);
         }

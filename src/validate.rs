@@ -20,8 +20,7 @@ use crate::device::Ledger;
 use crate::driver::DevicePtr;
 use crate::pool::{PoolCore, Run};
 use crate::size::{MIN_BLOCK_BYTES, SizeClass};
-use crate::lanes::LANES;
-use crate::stats::Lane;
+use crate::stats::{LANES, Lane};
 use crate::supply::State as Supply;
 
 /// A broken invariant: a bug of the allocator (or memory corruption on the host).
@@ -183,7 +182,7 @@ fn count(core: &PoolCore, block: &crate::block::Block, found: &mut [i64; LANES])
             add(Lane::AllocatedBytes, block.size);
             add(Lane::OversizeAllocation, u64::from(core.rules.is_oversize(block.size)));
         }
-        State::Free if core.rules.counts_inactive_split && !block.is_whole_segment() => {
+        State::Free if !core.rules.expandable && !block.is_whole_segment() => {
             add(Lane::InactiveSplit, 1);
             add(Lane::InactiveSplitBytes, block.size);
         }

@@ -118,7 +118,7 @@ impl State {
         core.claim(id);
         let at = core.place_in(id, window.start, request.bytes, request.alignment, request.class);
         let taken = core.carve_at(id, at, request);
-        if taken.sign < 0 {
+        if core.stats.is_above() {
             pool.raise(&mut core);
         }
         Ok(Ok(taken))
