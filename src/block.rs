@@ -66,9 +66,14 @@ pub(crate) struct Block {
     pub(crate) bin: u16,
     state: State,
     pub(crate) class: SizeClass,
-    /// Whether other streams were recorded as users; which ones is in the pool's side table.
-    pub(crate) shared: bool,
+    /// Why freeing it is not the ordinary thing, if not zero: [`SHARED`], [`OVERSIZE`].
+    pub(crate) special: u8,
 }
+
+/// Other streams were recorded as users; which ones is in the pool's side table.
+pub(crate) const SHARED: u8 = 1;
+/// It is at least as large as the configured bound, and is counted apart.
+pub(crate) const OVERSIZE: u8 = 2;
 
 impl Block {
     fn vacant() -> Self {
@@ -85,7 +90,7 @@ impl Block {
             bin: 0,
             state: State::Vacant,
             class: SizeClass::Small,
-            shared: false,
+            special: 0,
         }
     }
 
@@ -176,7 +181,7 @@ impl BlockTable {
     pub(crate) fn remove(&mut self, id: BlockId) {
         let vacant = std::mem::replace(&mut self.vacant, id);
         let block = &mut self[id];
-        debug_assert!(block.requested == 0 && !block.shared);
+        debug_assert!(block.requested == 0 && block.special == 0);
         block.set_state(State::Vacant);
         block.bin_next = vacant;
     }

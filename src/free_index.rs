@@ -43,7 +43,16 @@ fn bin_of(bytes: u64) -> usize {
     const EXPONENT_OF_512: u64 = 1023 + 9;
     debug_assert!((MIN_BLOCK_BYTES..=1 << 60).contains(&bytes));
     let bits = (bytes as i64 as f64).to_bits() >> (MANTISSA_BITS - SUB_BITS);
-    (bits - (EXPONENT_OF_512 << SUB_BITS)) as usize & (BINS - 1)
+    known((bits - (EXPONENT_OF_512 << SUB_BITS)) as usize)
+}
+
+/// Tells the compiler that a bin is one.
+#[inline(always)]
+fn known(bin: usize) -> usize {
+    // SAFETY: bins are computed by `bin_of` from the sizes of blocks and requests, which are from 512 to 2^60 bytes, or
+    // are what it computed, kept in a record: below 52 rows.
+    unsafe { std::hint::assert_unchecked(bin < BINS) };
+    bin
 }
 
 /// The bits above `bit`.
@@ -57,14 +66,12 @@ impl FreeIndex {
         Self(Box::new(Bins { rows: 0, bins: [0; ROWS], heads: [NONE; BINS] }))
     }
 
-    /// Adds a block, in its bin's order.
+    /// Adds a block of `size` bytes, in its bin's order.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, blocks: &mut Records, id: BlockId) {
+    pub(crate) fn insert(&mut self, blocks: &mut Records, id: BlockId, size: u64) {
         let index = &mut *self.0;
-        let block = &mut blocks[id];
-        let size = block.size;
         let bin = bin_of(size);
-        block.bin = bin as u16;
+        blocks[id].bin = bin as u16;
         let head = index.heads[bin];
         if head == NONE {
             index.bins[bin / SUBS] |= 1 << (bin % SUBS);
@@ -89,7 +96,7 @@ impl FreeIndex {
             blocks[next].bin_prev = prev;
             return;
         }
-        self.behead(blocks, block.bin as usize % BINS, next);
+        self.behead(blocks, known(block.bin as usize), next);
     }
 
     /// Makes `next` the first block of a bin.
@@ -269,7 +276,7 @@ mod tests {
         for &size in sizes {
             let id = blocks.insert(addr, size, crate::size::SizeClass::Large);
             blocks[id].set_state(State::Free);
-            index.insert(&mut blocks, id);
+            index.insert(&mut blocks, id, size);
             addr += size;
         }
         (blocks, index)

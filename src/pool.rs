@@ -6,7 +6,7 @@
 //!
 //! [`StreamPool`]: crate::stream::StreamPool
 
-use crate::block::{Block, BlockId, BlockTable, NONE, State};
+use crate::block::{Block, BlockId, BlockTable, NONE, OVERSIZE, SHARED, State};
 use crate::config::Config;
 use crate::event::StreamClock;
 use crate::free_index::FreeIndex;
@@ -64,6 +64,36 @@ impl Rules {
     pub(crate) fn ordinary_bytes(&self) -> u64 {
         self.max_split.min(REQUEST_MAX_BYTES).saturating_sub(MIN_BLOCK_BYTES)
     }
+}
+
+/// For which pools the hot path is compiled.
+pub(crate) trait Kind {
+    /// Segments are expandable: see [`Rules::expandable`].
+    const EXPANDABLE: bool;
+    /// Blocks may be oversize: there is a `max_split_size`.
+    const BOUNDED: bool;
+}
+
+/// Fixed segments.
+pub(crate) struct Fixed;
+/// Fixed segments, and a bound of what is split.
+pub(crate) struct Bounded;
+/// Expandable segments.
+pub(crate) struct Expandable;
+
+impl Kind for Fixed {
+    const EXPANDABLE: bool = false;
+    const BOUNDED: bool = false;
+}
+
+impl Kind for Bounded {
+    const EXPANDABLE: bool = false;
+    const BOUNDED: bool = true;
+}
+
+impl Kind for Expandable {
+    const EXPANDABLE: bool = true;
+    const BOUNDED: bool = false;
 }
 
 /// A rounded request.
@@ -199,7 +229,7 @@ impl PoolCore {
     /// The hot path: hands out the best cached block for `requested` bytes, if there is one. Their rounded size is below
     /// the bound of oversize requests.
     #[inline(always)]
-    pub(crate) fn take_plain<const EXPANDABLE: bool>(&mut self, requested: u64) -> Option<BlockHandle> {
+    pub(crate) fn take_plain<K: Kind>(&mut self, requested: u64) -> Option<BlockHandle> {
         let bytes = round_to_granule(requested);
         let class = SizeClass::of(bytes);
         self.searches = self.searches.wrapping_add(1);
@@ -207,18 +237,18 @@ impl PoolCore {
         let free = &mut self.free[class.index()];
         let mut id = free.find(blocks, bytes)?;
         let Block { mut addr, size, .. } = blocks[id];
-        if size >= self.rules.max_split {
+        if K::BOUNDED && self.rules.is_oversize(size) {
             return None;
         }
         free.remove(blocks, id);
-        if EXPANDABLE && size > bytes && class == SizeClass::Large {
+        if K::EXPANDABLE && size > bytes && class == SizeClass::Large {
             let at = self.place_in(id, addr, bytes, MIN_BLOCK_BYTES, class);
             if at != addr {
                 id = self.cut_front(id, at);
                 addr = at;
             }
         }
-        let size = self.hand_out::<EXPANDABLE>(id, addr, requested, bytes, class, true);
+        let size = self.hand_out::<K>(id, addr, requested, bytes, class, true);
         // An ordinary block is larger than its request by less than 2^32 granules.
         Some(BlockHandle { addr, id_excess: u64::from(id) | (size - bytes) / MIN_BLOCK_BYTES << 32 })
     }
@@ -285,19 +315,20 @@ impl PoolCore {
         let Request { requested, bytes, class, .. } = *request;
         let oversize = self.rules.is_oversize(bytes);
         if oversize {
+            self.blocks[id].special = OVERSIZE;
             self.stats.hand_out_oversize(class);
         }
         let size = if self.rules.expandable {
-            self.hand_out::<true>(id, at, requested, bytes, class, !oversize)
+            self.hand_out::<Expandable>(id, at, requested, bytes, class, !oversize)
         } else {
-            self.hand_out::<false>(id, at, requested, bytes, class, !oversize)
+            self.hand_out::<Fixed>(id, at, requested, bytes, class, !oversize)
         };
         Taken { id, addr: at, size }
     }
 
     /// Hands out the front of a block, and the rest of it unless that may be split off. Returns the block's size.
     #[inline(always)]
-    fn hand_out<const EXPANDABLE: bool>(
+    fn hand_out<K: Kind>(
         &mut self,
         id: BlockId,
         addr: u64,
@@ -317,14 +348,14 @@ impl PoolCore {
         if remainder >= self.rules.split_remainder[class.index()] && may_split {
             size = bytes;
             self.split_off(id, addr + size, remainder, class);
-            if !EXPANDABLE {
+            if !K::EXPANDABLE {
                 if part {
                     self.stats.split_shrinks(class, size);
                 } else {
                     self.stats.split_appears(class, 1, remainder);
                 }
             }
-        } else if part && !EXPANDABLE {
+        } else if part && !K::EXPANDABLE {
             self.stats.split_goes(class, 1, whole);
         }
         self.stats.hand_out(class, size, requested);
@@ -344,7 +375,7 @@ impl PoolCore {
         block.epoch = epoch;
         block.born = self.searches;
         block.set_state(State::Free);
-        self.free[class.index()].insert(blocks, rest);
+        self.free[class.index()].insert(blocks, rest, bytes);
     }
 
     /// Leaves what lies before `at` as a free block; the rest is a new block, which is returned.
@@ -358,7 +389,7 @@ impl PoolCore {
             self.blocks[id].set_state(State::Free);
         }
         self.blocks[id].born = self.searches;
-        self.free[class.index()].insert(&mut self.blocks, id);
+        self.free[class.index()].insert(&mut self.blocks, id, front);
         let rest = self.blocks.insert(at, size - front, class);
         self.blocks.link_after(id, rest);
         self.blocks[rest].set_state(State::Free);
@@ -371,22 +402,45 @@ impl PoolCore {
         rest
     }
 
-    /// Frees a live block that only its own stream used.
+    /// Frees a live block. `now` is the open epoch of the pool's stream.
     #[inline(always)]
-    pub(crate) fn free_now<const EXPANDABLE: bool>(&mut self, id: BlockId, epoch: u64) {
+    pub(crate) fn free<K: Kind>(&mut self, id: BlockId, now: u64) {
         let block = &self.blocks[id];
+        if block.special != 0 {
+            return self.free_special(id, now);
+        }
         let (size, requested, class) = (block.size, block.requested, block.class);
         self.stats.free(class, size, requested);
-        if !EXPANDABLE && self.rules.is_oversize(size) {
+        self.cache::<K, true>(id, size, class, now);
+    }
+
+    /// Frees a live block that other streams used, too, which stays active until their epochs have passed; or an oversize
+    /// one.
+    #[cold]
+    #[inline(never)]
+    fn free_special(&mut self, id: BlockId, now: u64) {
+        let block = &mut self.blocks[id];
+        let (size, requested, class) = (block.size, block.requested, block.class);
+        let special = std::mem::take(&mut block.special);
+        if special & OVERSIZE != 0 {
             self.stats.free_oversize(class);
         }
-        self.cache::<EXPANDABLE, true>(id, size, class, epoch);
+        if special & SHARED == 0 {
+            self.stats.free(class, size, requested);
+            return self.cache::<Bounded, true>(id, size, class, now);
+        }
+        block.set_state(State::Pending);
+        block.epoch = now;
+        let clocks = self.uses.remove(&id).unwrap_or_default();
+        let waits = clocks.into_iter().map(|clock| (Arc::clone(&clock), clock.now())).collect();
+        self.stats.free_requested(class, size);
+        self.pending.push_back(PendingFree { block: id, waits });
     }
 
     /// Puts a live or pending block back into the free index, merged with its free neighbours. `LATEST`: no epoch in the
     /// pool is later than `epoch`.
     #[inline(always)]
-    fn cache<const EXPANDABLE: bool, const LATEST: bool>(
+    fn cache<K: Kind, const LATEST: bool>(
         &mut self,
         id: BlockId,
         size: u64,
@@ -395,7 +449,7 @@ impl PoolCore {
     ) {
         self.blocks[id].requested = 0;
         let merged = self.coalesce::<LATEST>(id, size, class, epoch);
-        if EXPANDABLE {
+        if K::EXPANDABLE {
             return;
         }
         if merged.whole {
@@ -461,34 +515,17 @@ impl PoolCore {
         block.size = size;
         block.epoch = epoch;
         block.born = self.searches;
-        free.insert(blocks, id);
+        free.insert(blocks, id, size);
         Merged { id, size, neighbours, whole: (prev | next) == NONE }
     }
 
     /// Notes that a live block is also used on another stream.
     pub(crate) fn record_use(&mut self, id: BlockId, clock: &Arc<StreamClock>) {
-        self.blocks[id].shared = true;
+        self.blocks[id].special |= SHARED;
         let clocks = self.uses.entry(id).or_default();
         if !clocks.iter().any(|known| Arc::ptr_eq(known, clock)) {
             clocks.push(Arc::clone(clock));
         }
-    }
-
-    /// Frees a live block that other streams used, too: it stays active until their epochs have passed.
-    #[cold]
-    pub(crate) fn free_later(&mut self, id: BlockId, epoch: u64) {
-        let clocks = self.uses.remove(&id).unwrap_or_default();
-        let waits = clocks.into_iter().map(|clock| (Arc::clone(&clock), clock.now())).collect();
-        let block = &mut self.blocks[id];
-        block.set_state(State::Pending);
-        block.shared = false;
-        block.epoch = epoch;
-        let (size, class) = (block.size, block.class);
-        self.stats.free_requested(class, size);
-        if self.rules.is_oversize(size) {
-            self.stats.free_oversize(class);
-        }
-        self.pending.push_back(PendingFree { block: id, waits });
     }
 
     /// Caches the pending blocks whose epochs have all passed; how many. Looks at every pending block: one slow stream does not hold back another's.
@@ -504,9 +541,9 @@ impl PoolCore {
             let Block { size, requested, class, epoch, .. } = self.blocks[entry.block];
             self.stats.free_completed(class, size, requested);
             if self.rules.expandable {
-                self.cache::<true, false>(entry.block, size, class, epoch);
+                self.cache::<Expandable, false>(entry.block, size, class, epoch);
             } else {
-                self.cache::<false, false>(entry.block, size, class, epoch);
+                self.cache::<Fixed, false>(entry.block, size, class, epoch);
             }
             finished += 1;
         }

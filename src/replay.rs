@@ -55,6 +55,8 @@ pub struct Replay<'a> {
     streams: Vec<Stream>,
     /// The live allocations, by number.
     slots: Vec<Option<Allocation>>,
+    /// Those that the trace does not free.
+    left: Vec<usize>,
     passes: Vec<Pass>,
 }
 
@@ -77,7 +79,14 @@ impl<'a> Replay<'a> {
             .map(|handle| allocator.stream(*handle))
             .collect::<Result<Vec<_>, _>>()?;
         let slots = std::iter::repeat_with(|| None).take(trace.allocations).collect();
-        Ok(Self { allocator, trace, streams, slots, passes: Vec::new() })
+        let mut freed = vec![false; trace.allocations];
+        for event in &trace.events {
+            if let Event::Free { id } = *event {
+                freed[id as usize] = true;
+            }
+        }
+        let left = (0..trace.allocations).filter(|&id| !freed[id]).collect();
+        Ok(Self { allocator, trace, streams, slots, left, passes: Vec::new() })
     }
 
     /// Replays all events once, and then frees what is still live.
@@ -90,7 +99,10 @@ impl<'a> Replay<'a> {
         let result = self.run();
         let elapsed = start.elapsed();
         let driver = self.allocator.driver().calls().since(&before);
-        self.slots.iter_mut().for_each(|slot| *slot = None);
+        match result {
+            Ok(()) => self.left.iter().for_each(|&id| self.slots[id] = None),
+            Err(_) => self.slots.iter_mut().for_each(|slot| *slot = None),
+        }
         result?;
         self.passes.push(Pass { driver, elapsed });
         Ok(&self.passes[self.passes.len() - 1])

@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamKey};
 use crate::error::Error;
 use crate::event::StreamClock;
-use crate::pool::{BlockHandle, CLOSED, PoolCore, Request, Rules, Taken};
+use crate::pool::{Bounded, BlockHandle, CLOSED, Expandable, Fixed, Kind, PoolCore, Request, Rules, Taken};
 use crate::process;
 use crate::segment::Segment;
 use crate::supply;
@@ -30,14 +30,21 @@ pub(crate) struct StreamPool {
     /// Requests of 1 to so many bytes take the hot path: they are rounded to 512 bytes, are not oversize, and any thread
     /// may make them. 0 where not.
     pub(crate) plain_bytes: u64,
-    /// The kind of the device's segments, at hand.
-    expandable: bool,
+    kind: Hot,
     /// [`Device::forks`], at hand.
     forks: u64,
     /// What keeps the driver's stream alive, while the pool may have to ask it.
     pub(crate) owner: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
     /// The thread that a per-thread default stream belongs to.
     pub(crate) thread: Option<std::thread::ThreadId>,
+}
+
+/// Which compilation of the hot path a pool uses; see [`Kind`].
+#[derive(Clone, Copy)]
+enum Hot {
+    Fixed,
+    Bounded,
+    Expandable,
 }
 
 impl StreamPool {
@@ -51,7 +58,11 @@ impl StreamPool {
             device: Arc::clone(device),
             number,
             growing: Mutex::new(()),
-            expandable: device.expandable,
+            kind: match (device.expandable, device.config.max_split_bytes) {
+                (true, _) => Hot::Expandable,
+                (false, None) => Hot::Fixed,
+                (false, Some(_)) => Hot::Bounded,
+            },
             plain_bytes: if is_plain { rules.ordinary_bytes() } else { 0 },
             forks: device.forks,
             owner: Mutex::new(None),
@@ -80,15 +91,28 @@ impl StreamPool {
     /// The hot path: a cached block for a request of up to [`plain_bytes`](Self::plain_bytes), or none.
     #[inline]
     pub(crate) fn take_plain(&self, bytes: u64) -> BlockHandle {
-        if self.expandable { self.take_of::<true>(bytes) } else { self.take_of::<false>(bytes) }
+        match self.kind {
+            Hot::Fixed => self.take_of::<Fixed>(bytes),
+            other => self.take_other(other, bytes),
+        }
     }
 
-    fn take_of<const EXPANDABLE: bool>(&self, bytes: u64) -> BlockHandle {
+    // Not inlined, so that the other kind's code is by itself.
+    #[inline(never)]
+    fn take_other(&self, kind: Hot, bytes: u64) -> BlockHandle {
+        match kind {
+            Hot::Expandable => self.take_of::<Expandable>(bytes),
+            _ => self.take_of::<Bounded>(bytes),
+        }
+    }
+
+    #[inline(always)]
+    fn take_of<K: Kind>(&self, bytes: u64) -> BlockHandle {
         let mut core = self.core.lock();
         if core.stats.attention != 0 {
             return BlockHandle::EMPTY;
         }
-        let Some(block) = core.take_plain::<EXPANDABLE>(bytes) else { return BlockHandle::EMPTY };
+        let Some(block) = core.take_plain::<K>(bytes) else { return BlockHandle::EMPTY };
         if core.stats.attention != 0 {
             self.raise(&mut core);
         }
@@ -127,21 +151,26 @@ impl StreamPool {
     #[inline]
     #[must_use]
     pub(crate) fn free(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
-        if self.expandable { self.free_of::<true>(id) } else { self.free_of::<false>(id) }
+        match self.kind {
+            Hot::Expandable => self.free_expandable(id),
+            _ => self.free_of::<Fixed>(id),
+        }
     }
 
-    fn free_of<const EXPANDABLE: bool>(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
+    #[inline(never)]
+    fn free_expandable(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.free_of::<Expandable>(id)
+    }
+
+    #[inline(always)]
+    fn free_of<K: Kind>(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
         if process::forks() != self.forks {
             return None; // another thread of the parent may have held the lock; and nothing here is the child's
         }
         let mut core = self.core.lock();
         // Under the lock, so that no block of the pool has a later epoch.
         let now = self.clock.now();
-        if core.blocks[id].shared {
-            core.free_later(id, now);
-        } else {
-            core.free_now::<EXPANDABLE>(id, now);
-        }
+        core.free::<K>(id, now);
         if core.stats.attention != 0 {
             return self.after_free(core);
         }

@@ -26,7 +26,7 @@ impl PoolCore {
             record.epoch = block.epoch;
             record.born = block.born;
             record.next = block.next;
-            self.free[class].insert(&mut self.blocks, behind);
+            self.free[class].insert(&mut self.blocks, behind, block.end() - end);
             behind
         });
         // The first block behind the cut starts a span.
@@ -41,7 +41,7 @@ impl PoolCore {
             let record = &mut self.blocks[id];
             record.size = start - block.addr;
             record.next = NONE;
-            self.free[class].insert(&mut self.blocks, id);
+            self.free[class].insert(&mut self.blocks, id, start - block.addr);
         } else {
             if block.prev == NONE {
                 self.spans[class].remove(&block.addr);
