@@ -6,12 +6,13 @@ use crate::device::{Device, Observer};
 use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, StreamKey};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::live::LiveTable;
-use crate::pool::{BlockHandle, RETIRED, Request, Taken};
+use crate::pool::{BlockHandle, RECORDED, RETIRED, Request, Taken};
 use crate::reclaim;
+use crate::shared::Whole;
 use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SizeClass, round_request};
 use crate::stats::{Lane, MemoryStats, PoolStats, StatArray};
 use crate::stream::{Stream, StreamPool};
-use crate::sync::{MutexGuard, RwLock};
+use crate::sync::{AtomicU64, Ordering, RwLock};
 use rustc_hash::FxHashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -142,7 +143,11 @@ impl CachingAllocator {
         self.check_stream(stream)?;
         let pool = &stream.pool;
         self.inner.streams.write().remove(&pool.clock.key.id);
-        pool.core.lock().stats.attention |= RETIRED;
+        {
+            let mut core = pool.core.lock();
+            core.stats.attention |= RETIRED;
+            pool.unshare(&mut core);
+        }
         let result = pool.clock.retire();
         drop(pool.owner.lock().take());
         self.inner.device.keep_retired(pool);
@@ -182,7 +187,7 @@ impl CachingAllocator {
         if plain && std::ptr::eq(&raw const *pool.device, device) && device.is_usable() {
             let block = pool.take_plain(bytes);
             if block.id() != NONE {
-                return Ok(Allocation { pool: NonNull::from(&**pool), requested: bytes, block });
+                return Ok(Allocation::new(pool, bytes, block));
             }
         }
         self.alloc_aligned(bytes, MIN_BLOCK_BYTES, stream)
@@ -218,7 +223,7 @@ impl CachingAllocator {
             Some(taken) => taken,
             None => self.alloc_slow(pool, &request)?,
         };
-        Ok(Allocation { pool: NonNull::from(&**pool), requested: bytes, block: taken.handle(bytes) })
+        Ok(Allocation::new(pool, bytes, taken.handle(bytes)))
     }
 
     #[cold]
@@ -302,7 +307,7 @@ impl CachingAllocator {
     fn misuse(&self, ptr: DevicePtr) -> Error {
         let device = self.device();
         for pool in self.inner.device.pools() {
-            let core = pool.core.lock();
+            let core = pool.lock_whole();
             if let Some(block) = core.block_at(ptr.0) {
                 return match block.state() {
                     crate::block::State::Live => {
@@ -342,6 +347,7 @@ impl CachingAllocator {
         device.checked(device.driver.check_usable())?;
         let mut freed = 0;
         loop {
+            device.empty_magazines();
             reclaim::finish_gone(device);
             self.poll();
             let now = reclaim::release_all_cached(device)?;
@@ -569,8 +575,8 @@ impl CachingAllocator {
 }
 
 /// Locks all pools, in the order of their numbers.
-fn lock_all(pools: &[Arc<StreamPool>]) -> Vec<MutexGuard<'_, crate::pool::PoolCore>> {
-    pools.iter().map(|pool| pool.core.lock()).collect()
+fn lock_all(pools: &[Arc<StreamPool>]) -> Vec<Whole<'_>> {
+    pools.iter().map(|pool| pool.lock_whole()).collect()
 }
 
 /// Allocated, active and not releasable bytes.
@@ -614,7 +620,9 @@ pub struct Allocation {
     /// which has no block, it is a counted reference.
     pool: NonNull<StreamPool>,
     requested: u64,
-    block: BlockHandle,
+    addr: u64,
+    /// Of the [`BlockHandle`]; changed only to note that other streams use the block.
+    tag: AtomicU64,
 }
 
 const _: () = assert!(std::mem::size_of::<Allocation>() == 32);
@@ -625,10 +633,21 @@ unsafe impl Send for Allocation {}
 unsafe impl Sync for Allocation {}
 
 impl Allocation {
+    #[inline(always)]
+    fn new(pool: &Arc<StreamPool>, requested: u64, block: BlockHandle) -> Self {
+        Self { pool: NonNull::from(&**pool), requested, addr: block.addr, tag: AtomicU64::new(block.tag) }
+    }
+
+    #[inline(always)]
+    fn block(&self) -> BlockHandle {
+        BlockHandle { addr: self.addr, tag: self.tag.load(Ordering::Relaxed) }
+    }
+
     #[cold]
     fn empty(pool: &Arc<StreamPool>) -> Self {
-        let pool = NonNull::from(&*Arc::clone(pool));
-        Self { pool, requested: 0, block: BlockHandle::EMPTY }
+        let counted = std::mem::ManuallyDrop::new(Arc::clone(pool));
+        let pool = NonNull::from(&**counted);
+        Self { pool, requested: 0, addr: 0, tag: AtomicU64::new(BlockHandle::EMPTY.tag) }
     }
 
     #[inline(always)]
@@ -641,7 +660,7 @@ impl Allocation {
     #[must_use]
     #[inline]
     pub fn ptr(&self) -> DevicePtr {
-        DevicePtr(self.block.addr)
+        DevicePtr(self.addr)
     }
 
     /// The bytes that were asked for.
@@ -655,7 +674,7 @@ impl Allocation {
     #[must_use]
     #[inline]
     pub fn block_bytes(&self) -> u64 {
-        self.block.block_bytes(self.requested)
+        self.block().block_bytes(self.requested)
     }
 
     /// The stream that it was allocated on.
@@ -676,8 +695,10 @@ impl Allocation {
             let ours = device.driver.device();
             return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours });
         }
-        if self.block.id() != NONE && !std::ptr::eq(pool, &raw const *stream.pool) {
-            pool.core.lock().record_use(self.block.id(), &stream.pool.clock);
+        let id = self.block().id();
+        if id != NONE && !std::ptr::eq(pool, &raw const *stream.pool) {
+            self.tag.fetch_or(RECORDED, Ordering::Relaxed);
+            pool.core.lock().record_use(id, &stream.pool.clock);
         }
         Ok(())
     }
@@ -693,11 +714,12 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         // The last one of a pool that nobody else has ends the pool: outside its own method, when no reference to it is
         // left.
-        let last = if self.block.id() == NONE {
+        let block = self.block();
+        let last = if block.id() == NONE {
             // SAFETY: made by `empty`, which counted this reference; it is given back once.
             Some(unsafe { Arc::from_raw(self.pool.as_ptr().cast_const()) } as _)
         } else {
-            self.pool().free(self.block.id())
+            self.pool().free(self.requested, block)
         };
         drop(last);
     }

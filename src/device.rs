@@ -4,9 +4,9 @@ use crate::config::Config;
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::event::EventPool;
-use crate::process::{self, Usable};
+use crate::process::{self, Latch, Usable};
 use crate::size::SizeClass;
-use crate::stats::{PeakBoard, Pools, Stat, StatArray, Visited};
+use crate::stats::{PeakBoard, PoolStats, Pools, Stat, StatArray, Visited};
 use crate::stream::StreamPool;
 use crate::supply::{self, Supply};
 use crate::sync::{Mutex, RwLock};
@@ -39,6 +39,8 @@ pub(crate) struct Device {
     /// [`process::forks`] at construction.
     pub(crate) forks: u64,
     pub(crate) observers: RwLock<Vec<Observer>>,
+    /// Whether any pool has ever had magazines.
+    shared: Latch,
 }
 
 impl std::fmt::Debug for Device {
@@ -87,6 +89,7 @@ impl Device {
             usable: Usable::new(),
             forks: process::watch_forks(),
             observers: RwLock::new(Vec::new()),
+            shared: Latch::new(),
         })
     }
 
@@ -132,6 +135,14 @@ impl Device {
         self.deferred.lock().take()
     }
 
+    pub(crate) fn note_shared(&self) {
+        self.shared.set();
+    }
+
+    pub(crate) fn has_shared(&self) -> bool {
+        self.shared.is_set()
+    }
+
     /// Lists a new pool under its number.
     pub(crate) fn add_pool(&self, number: usize, pool: Weak<StreamPool>) {
         let mut pools = self.pools.write();
@@ -162,7 +173,11 @@ impl Device {
                 return true;
             }
             self.pools.write()[pool.number] = Weak::new();
-            self.peaks.fold(pool.number, &mut core.stats); // from here on the number may be another pool's
+            // From here on the numbers may be another pool's.
+            self.peaks.fold(pool.number, &mut core.stats);
+            for shelf in pool.shelves.get().into_iter().flatten() {
+                self.peaks.fold(shelf.number, &mut shelf.magazine.lock().stats);
+            }
             false
         });
     }
@@ -296,20 +311,31 @@ impl Drop for Device {
 }
 
 impl Pools for Device {
+    fn visit_one(&self, number: usize, f: &mut dyn FnMut(&mut PoolStats)) {
+        let pool = self.pools.read().get(number).and_then(Weak::upgrade);
+        if let Some(mut core) = pool.as_ref().and_then(|pool| pool.core.try_lock()) {
+            f(&mut core.stats);
+        }
+    }
+
     fn visit(&self, own: usize, f: &mut dyn FnMut(&mut [Visited<'_>])) {
-        let pools = self.pools.read();
-        let others: Vec<(usize, Arc<StreamPool>)> = pools
-            .iter()
-            .enumerate()
-            .filter(|(number, _)| *number != own)
-            .filter_map(|(number, pool)| Some((number, pool.upgrade()?)))
-            .collect();
-        drop(pools);
-        let mut guards: Vec<_> = others.iter().map(|(number, pool)| (*number, pool.core.try_lock())).collect();
-        let mut stats: Vec<_> = guards
-            .iter_mut()
-            .map(|(number, guard)| (*number, guard.as_mut().map(|core| &mut core.stats)))
-            .collect();
+        let pools = {
+            let listed = self.pools.read();
+            let mut pools: Vec<(usize, Arc<StreamPool>)> = Vec::with_capacity(listed.len());
+            pools.extend(listed.iter().enumerate().filter_map(|(number, pool)| Some((number, pool.upgrade()?))));
+            pools
+        };
+        let mut cores = Vec::with_capacity(pools.len());
+        let others = pools.iter().filter(|(number, _)| *number != own);
+        cores.extend(others.map(|(number, pool)| (*number, pool.core.try_lock())));
+        let shelves = pools.iter().filter_map(|(_, pool)| pool.shelves.get()).flatten();
+        let others = shelves.filter(|shelf| shelf.number != own);
+        let mut magazines: Vec<_> = others.map(|shelf| (shelf.number, shelf.magazine.try_lock())).collect();
+        let cores = cores.iter_mut().map(|(number, guard)| (*number, guard.as_mut().map(|core| &mut core.stats)));
+        let magazines =
+            magazines.iter_mut().map(|(number, guard)| (*number, guard.as_mut().map(|kept| &mut kept.stats)));
+        let mut stats = Vec::with_capacity(cores.len() + magazines.len());
+        stats.extend(cores.chain(magazines));
         f(&mut stats);
     }
 }

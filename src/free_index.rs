@@ -18,7 +18,7 @@ pub(crate) const SCAN_MAX: usize = 32;
 /// log2 of the bins for one power of two.
 const SUB_BITS: u32 = 6;
 const SUBS: usize = 1 << SUB_BITS;
-/// Powers of two from 512 bytes on. Sizes up to 2^60 bytes need 52 of them; a power of two of rows needs no bounds check.
+/// Powers of two from 512 bytes on. Sizes below 2^61 bytes (a request of up to 2^60 and its alignment) need 52 of them; a power of two of rows needs no bounds check.
 const ROWS: usize = 64;
 const BINS: usize = ROWS * SUBS;
 
@@ -41,7 +41,7 @@ struct Bins {
 fn bin_of(bytes: u64) -> usize {
     const MANTISSA_BITS: u32 = 52;
     const EXPONENT_OF_512: u64 = 1023 + 9;
-    debug_assert!((MIN_BLOCK_BYTES..=1 << 60).contains(&bytes));
+    debug_assert!((MIN_BLOCK_BYTES..1 << 61).contains(&bytes));
     let bits = (bytes as i64 as f64).to_bits() >> (MANTISSA_BITS - SUB_BITS);
     known((bits - (EXPONENT_OF_512 << SUB_BITS)) as usize)
 }
@@ -49,8 +49,8 @@ fn bin_of(bytes: u64) -> usize {
 /// Tells the compiler that a bin is one.
 #[inline(always)]
 fn known(bin: usize) -> usize {
-    // SAFETY: bins are computed by `bin_of` from the sizes of blocks and requests, which are from 512 to 2^60 bytes, or
-    // are what it computed, kept in a record: below 52 rows.
+    // SAFETY: bins are computed by `bin_of` from the sizes of blocks and requests, from 512 bytes to less than
+    // 2^61, or are what it computed, kept in a record: within 52 rows.
     unsafe { std::hint::assert_unchecked(bin < BINS) };
     bin
 }

@@ -27,6 +27,9 @@ mod error;
 mod event;
 mod free_index;
 mod live;
+#[cfg(not(vramalloc_shuttle))]
+mod lock;
+mod magazine;
 mod open;
 mod pool;
 mod process;
@@ -34,6 +37,7 @@ mod reclaim;
 #[cfg(feature = "replay")]
 pub mod replay;
 mod segment;
+mod shared;
 pub mod size;
 mod snapshot;
 mod stats;

@@ -11,9 +11,7 @@ use crate::config::Config;
 use crate::event::StreamClock;
 use crate::free_index::FreeIndex;
 use crate::segment::{Segment, SegmentTable};
-use crate::size::{
-    LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, REQUEST_MAX_BYTES, SizeClass, round_to_granule,
-};
+use crate::size::{LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, REQUEST_MAX_BYTES, SizeClass, round_to_granule};
 use crate::stats::{Lane, PoolStats};
 use crate::supply::span::Spans;
 use rustc_hash::FxHashMap;
@@ -129,7 +127,7 @@ impl Taken {
     #[inline(always)]
     pub(crate) fn handle(&self, requested: u64) -> BlockHandle {
         let excess = (self.size - round_to_granule(requested)) / MIN_BLOCK_BYTES;
-        BlockHandle { addr: self.addr, id_excess: u64::from(self.id) | excess.min(u64::from(u32::MAX)) << 32 }
+        BlockHandle { addr: self.addr, tag: u64::from(self.id) | excess.min(MAX_EXCESS) << 32 }
     }
 }
 
@@ -137,25 +135,34 @@ impl Taken {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockHandle {
     pub(crate) addr: u64,
-    /// The id; above it, by how many granules the block is larger than the request, rounded. That is below 2^32 on any
-    /// device that there is, and is taken for 2^32 - 1 where it is not.
-    id_excess: u64,
+    /// The id; above it, in 31 bits, by how many granules the block is larger than the request, rounded; and
+    /// [`RECORDED`]. The excess is below 2^31 on any device that there is, and is taken for 2^31 - 1 where it is not.
+    pub(crate) tag: u64,
 }
+
+/// In [`BlockHandle::tag`]: other streams were recorded as users of the block.
+pub(crate) const RECORDED: u64 = 1 << 63;
+const MAX_EXCESS: u64 = (1 << 31) - 1;
 
 impl BlockHandle {
     /// No block.
-    pub(crate) const EMPTY: Self = Self { addr: 0, id_excess: NONE as u64 };
+    pub(crate) const EMPTY: Self = Self { addr: 0, tag: NONE as u64 };
 
     /// [`NONE`] if there is no block.
     #[inline(always)]
     pub(crate) fn id(self) -> BlockId {
-        self.id_excess as BlockId
+        self.tag as BlockId
     }
 
     /// The block's bytes.
     #[inline]
     pub(crate) fn block_bytes(self, requested: u64) -> u64 {
-        round_to_granule(requested) + (self.id_excess >> 32) * MIN_BLOCK_BYTES
+        round_to_granule(requested) + (self.tag >> 32 & MAX_EXCESS) * MIN_BLOCK_BYTES
+    }
+
+    #[inline]
+    pub(crate) fn is_recorded(self) -> bool {
+        self.tag & RECORDED != 0
     }
 }
 
@@ -249,8 +256,8 @@ impl PoolCore {
             }
         }
         let size = self.hand_out::<K>(id, addr, requested, bytes, class, true);
-        // An ordinary block is larger than its request by less than 2^32 granules.
-        Some(BlockHandle { addr, id_excess: u64::from(id) | (size - bytes) / MIN_BLOCK_BYTES << 32 })
+        // An ordinary block is larger than its request by less than 2^31 granules.
+        Some(BlockHandle { addr, tag: u64::from(id) | (size - bytes) / MIN_BLOCK_BYTES << 32 })
     }
 
     /// As [`take_plain`](Self::take_plain), for any request.
@@ -313,16 +320,17 @@ impl PoolCore {
     pub(crate) fn carve_at(&mut self, id: BlockId, at: u64, request: &Request) -> Taken {
         let id = if at == self.blocks[id].addr { id } else { self.cut_front(id, at) };
         let Request { requested, bytes, class, .. } = *request;
-        let oversize = self.rules.is_oversize(bytes);
-        if oversize {
+        let may_split = !self.rules.is_oversize(bytes);
+        let size = if self.rules.expandable {
+            self.hand_out::<Expandable>(id, at, requested, bytes, class, may_split)
+        } else {
+            self.hand_out::<Fixed>(id, at, requested, bytes, class, may_split)
+        };
+        // An ordinary request, too, can get an oversize block: a new segment that is not split.
+        if self.rules.is_oversize(size) {
             self.blocks[id].special = OVERSIZE;
             self.stats.hand_out_oversize(class);
         }
-        let size = if self.rules.expandable {
-            self.hand_out::<Expandable>(id, at, requested, bytes, class, !oversize)
-        } else {
-            self.hand_out::<Fixed>(id, at, requested, bytes, class, !oversize)
-        };
         Taken { id, addr: at, size }
     }
 
@@ -414,6 +422,16 @@ impl PoolCore {
         self.cache::<K, true>(id, size, class, now);
     }
 
+    /// Caches a live block whose user freed it into a magazine, where it was counted.
+    pub(crate) fn cache_kept(&mut self, id: BlockId, now: u64) {
+        let Block { size, class, .. } = self.blocks[id];
+        if self.rules.expandable {
+            self.cache::<Expandable, true>(id, size, class, now);
+        } else {
+            self.cache::<Fixed, true>(id, size, class, now);
+        }
+    }
+
     /// Frees a live block that other streams used, too, which stays active until their epochs have passed; or an oversize
     /// one.
     #[cold]
@@ -440,13 +458,7 @@ impl PoolCore {
     /// Puts a live or pending block back into the free index, merged with its free neighbours. `LATEST`: no epoch in the
     /// pool is later than `epoch`.
     #[inline(always)]
-    fn cache<K: Kind, const LATEST: bool>(
-        &mut self,
-        id: BlockId,
-        size: u64,
-        class: SizeClass,
-        epoch: u64,
-    ) {
+    fn cache<K: Kind, const LATEST: bool>(&mut self, id: BlockId, size: u64, class: SizeClass, epoch: u64) {
         self.blocks[id].requested = 0;
         let merged = self.coalesce::<LATEST>(id, size, class, epoch);
         if K::EXPANDABLE {

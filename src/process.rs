@@ -49,3 +49,22 @@ impl Usable {
         self.0.store(u64::MAX, Ordering::Relaxed);
     }
 }
+
+/// A fact that, once true, stays true.
+#[derive(Debug)]
+pub(crate) struct Latch(AtomicU64);
+
+impl Latch {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    #[inline]
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    pub(crate) fn set(&self) {
+        self.0.store(1, Ordering::Relaxed);
+    }
+}

@@ -49,6 +49,7 @@ pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Take
     };
     let wanted = wanted.ok_or(Error::SizeOverflow { requested: request.requested })?;
 
+    device.empty_magazines();
     if let Some(taken) = finish_passed(pool, request) {
         return Ok(taken);
     }

@@ -121,17 +121,40 @@ impl PoolStats {
         }
     }
 
+    /// From here on active is counted apart.
+    fn separate(&mut self) {
+        if self.separate_active {
+            return;
+        }
+        for scope in 0..SCOPES {
+            let current = self.scope(scope);
+            for lane in [Lane::Active as usize, Lane::ActiveBytes as usize] {
+                self.room[lane][scope] = self.ceiling[scope][lane] - current[lane];
+            }
+        }
+        self.separate_active = true;
+    }
+
+    /// Takes over what `other` counted, and its ceilings.
+    fn absorb(&mut self, other: &mut Self) {
+        if self.separate_active || other.separate_active {
+            self.separate();
+            other.separate();
+        }
+        for lane in 0..LANES {
+            for scope in 0..SCOPES {
+                self.room[lane][scope] += std::mem::take(&mut other.room[lane][scope]);
+                self.ceiling[scope][lane] += std::mem::take(&mut other.ceiling[scope][lane]);
+            }
+            for class in 0..2 {
+                self.increased[lane][class] += std::mem::take(&mut other.increased[lane][class]);
+            }
+        }
+    }
+
     /// Counts a block that its user frees and that stays active.
     pub(crate) fn free_requested(&mut self, class: SizeClass, bytes: u64) {
-        if !self.separate_active {
-            for scope in 0..SCOPES {
-                let current = self.scope(scope);
-                for lane in [Lane::Active as usize, Lane::ActiveBytes as usize] {
-                    self.room[lane][scope] = self.ceiling[scope][lane] - current[lane];
-                }
-            }
-            self.separate_active = true;
-        }
+        self.separate();
         self.lower(class, Lane::Allocation, 1);
         self.lower(class, Lane::AllocatedBytes, bytes);
     }
@@ -209,6 +232,28 @@ impl PoolStats {
         self.with_active(std::array::from_fn(|lane| self.ceiling[scope][lane] - self.room[lane][scope]))
     }
 
+    /// One counter of a scope.
+    fn current(&self, scope: usize, lane: usize) -> i64 {
+        let lane = self.counted_as(lane);
+        self.ceiling[scope][lane] - self.room[lane][scope]
+    }
+
+    /// Whether a counter of a scope is above its ceiling.
+    fn is_lane_above(&self, scope: usize, lane: usize) -> bool {
+        self.room[self.counted_as(lane)][scope] < 0
+    }
+
+    /// The counter that a lane is read from: active is allocated until it is counted apart.
+    fn counted_as(&self, lane: usize) -> usize {
+        const ACTIVE: usize = Lane::Active as usize;
+        const ACTIVE_BYTES: usize = Lane::ActiveBytes as usize;
+        match lane {
+            ACTIVE if !self.separate_active => Lane::Allocation as usize,
+            ACTIVE_BYTES if !self.separate_active => Lane::AllocatedBytes as usize,
+            lane => lane,
+        }
+    }
+
     /// Sets the ceilings of a scope. Where active is not counted apart, the ceiling of allocated guards both.
     fn set_ceiling(&mut self, scope: usize, mut ceiling: Lanes) {
         if !self.separate_active {
@@ -238,6 +283,8 @@ struct BoardState {
     granted: Vec<[Lanes; SCOPES]>,
     /// The highest values of each pool. No ceiling is above them, so no pool counts with more than it once held.
     highest: Vec<[Lanes; SCOPES]>,
+    /// The pool that the room was given to last.
+    rich: usize,
     /// Numbers of pools that are gone, for reuse.
     vacant: Vec<usize>,
     /// Totals of pools that are gone.
@@ -252,6 +299,9 @@ pub(crate) trait Pools {
     /// Calls `f` for every pool but number `own`, with its statistics if its lock is free, and keeps each lock
     /// until all have been visited.
     fn visit(&self, own: usize, f: &mut dyn FnMut(&mut [Visited<'_>]));
+
+    /// Calls `f` with the statistics of one pool, if its lock is free.
+    fn visit_one(&self, number: usize, f: &mut dyn FnMut(&mut PoolStats));
 }
 
 /// A pool's number, and its statistics if its lock was free.
@@ -264,6 +314,7 @@ impl PeakBoard {
                 peak: [[0; LANES]; SCOPES],
                 granted: Vec::new(),
                 highest: Vec::new(),
+                rich: 0,
                 vacant: Vec::new(),
                 gone: [[0; LANES]; 2],
                 increased_base: [[0; LANES]; 2],
@@ -298,6 +349,22 @@ impl PeakBoard {
         *stats = PoolStats { attention: stats.attention, ..PoolStats::new() };
     }
 
+    /// Gives pool `to` what `from` counted, and its ceilings. Both are locked by the caller.
+    pub(crate) fn merge(&self, to: usize, stats: &mut PoolStats, from: usize, other: &mut PoolStats) {
+        stats.absorb(other);
+        let mut state = self.state.lock();
+        for scope in 0..SCOPES {
+            let granted = std::mem::take(&mut state.granted[from][scope]);
+            state.highest[from][scope] = [0; LANES];
+            for lane in 0..LANES {
+                state.granted[to][scope][lane] += granted[lane];
+                let reached = state.granted[to][scope][lane];
+                let highest = &mut state.highest[to][scope][lane];
+                *highest = (*highest).max(reached);
+            }
+        }
+    }
+
     /// Raises the peaks to what pool `own` now makes of them, and deals out the ceilings.
     #[cold]
     #[inline(never)]
@@ -315,6 +382,15 @@ impl PeakBoard {
             }
             state.granted[own] = state.peak;
             state.highest[own] = state.peak;
+            return;
+        }
+        // Who was given the room last may still have enough of it.
+        let rich = std::mem::replace(&mut state.rich, own);
+        let mut taken = false;
+        if rich != own {
+            pools.visit_one(rich, &mut |other| taken = state.take_room(own, stats, rich, other));
+        }
+        if taken {
             return;
         }
         pools.visit(own, &mut |others| state.deal(own, stats, others));
@@ -381,44 +457,73 @@ fn count(value: i64) -> u64 {
 }
 
 impl BoardState {
+    /// The short way: takes the room that one other pool has. The ceilings' sum stays what it was, so there is no new peak.
+    /// False, and nothing is changed, if that is not enough.
+    fn take_room(&mut self, own: usize, stats: &mut PoolStats, number: usize, other: &mut PoolStats) -> bool {
+        for scope in 0..SCOPES {
+            for lane in (0..LANES).filter(|&lane| stats.is_lane_above(scope, lane)) {
+                let wanted = stats.current(scope, lane) - self.granted[own][scope][lane];
+                if wanted > self.granted[number][scope][lane] - other.current(scope, lane) {
+                    return false;
+                }
+            }
+        }
+        for scope in 0..SCOPES {
+            let mut any = false;
+            for lane in (0..LANES).filter(|&lane| stats.is_lane_above(scope, lane)) {
+                any = true;
+                let highest = &mut self.highest[own][scope][lane];
+                *highest = (*highest).max(stats.current(scope, lane));
+                let room = self.granted[number][scope][lane] - other.current(scope, lane);
+                let moved = room.min(*highest - self.granted[own][scope][lane]);
+                self.granted[number][scope][lane] -= moved;
+                self.granted[own][scope][lane] += moved;
+            }
+            if any {
+                other.set_ceiling(scope, self.granted[number][scope]);
+                stats.set_ceiling(scope, self.granted[own][scope]);
+            }
+        }
+        true
+    }
+
     fn deal(&mut self, own: usize, stats: &mut PoolStats, others: &mut [Visited<'_>]) {
         // Streams of one thread take turns, and their requests come in bursts: all the room goes to the one that wants
         // more. Pools that are busy at this moment belong to threads that do not take turns: each gets its part.
         let seen = others.iter().filter(|(_, stats)| stats.is_some()).count() as i64;
         let parts = if others.len() as i64 == seen { 0 } else { seen + 1 };
         for scope in 0..SCOPES {
-            let current = stats.scope(scope);
-            let mut sum = current;
-            for (number, other) in others.iter() {
-                let part = other.as_ref().map_or(self.granted[*number][scope], |other| other.scope(scope));
-                for lane in 0..LANES {
-                    sum[lane] += part[lane];
-                }
-            }
-            let mut share = [0; LANES];
-            let mut ceiling = current;
-            for lane in 0..LANES {
+            let mut any = false;
+            for lane in (0..LANES).filter(|&lane| stats.is_lane_above(scope, lane)) {
+                any = true;
+                let current = stats.current(scope, lane);
+                let part = |(number, other): &Visited<'_>| {
+                    other.as_ref().map_or(self.granted[*number][scope][lane], |other| other.current(scope, lane))
+                };
+                let sum = current + others.iter().map(part).sum::<i64>();
                 let peak = &mut self.peak[scope][lane];
-                *peak = (*peak).max(sum[lane]);
-                let room = *peak - sum[lane];
-                share[lane] = room.checked_div(parts).unwrap_or(0);
+                *peak = (*peak).max(sum);
+                let room = *peak - sum;
+                let share = room.checked_div(parts).unwrap_or(0);
                 let highest = &mut self.highest[own][scope][lane];
-                *highest = (*highest).max(current[lane]);
-                ceiling[lane] = (ceiling[lane] + room - share[lane] * seen).min(*highest);
-            }
-            for (number, other) in others.iter_mut() {
-                if let Some(other) = other {
-                    let current = other.scope(scope);
-                    let highest = self.highest[*number][scope];
-                    let ceiling = std::array::from_fn(|lane| {
-                        (current[lane] + share[lane]).min(highest[lane].max(current[lane]))
-                    });
-                    other.set_ceiling(scope, ceiling);
-                    self.granted[*number][scope] = ceiling;
+                *highest = (*highest).max(current);
+                self.granted[own][scope][lane] = (current + room - share * seen).min(*highest);
+                for (number, other) in others.iter() {
+                    if let Some(other) = other {
+                        let current = other.current(scope, lane);
+                        let highest = self.highest[*number][scope][lane].max(current);
+                        self.granted[*number][scope][lane] = (current + share).min(highest);
+                    }
                 }
             }
-            stats.set_ceiling(scope, ceiling);
-            self.granted[own][scope] = ceiling;
+            if any {
+                for (number, other) in others.iter_mut() {
+                    if let Some(other) = other {
+                        other.set_ceiling(scope, self.granted[*number][scope]);
+                    }
+                }
+                stats.set_ceiling(scope, self.granted[own][scope]);
+            }
         }
     }
 

@@ -5,13 +5,14 @@ use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamKey};
 use crate::error::Error;
 use crate::event::StreamClock;
-use crate::pool::{Bounded, BlockHandle, CLOSED, Expandable, Fixed, Kind, PoolCore, Request, Rules, Taken};
+use crate::pool::{BlockHandle, Bounded, CLOSED, Expandable, Fixed, Kind, PoolCore, Request, Rules, Taken};
 use crate::process;
 use crate::segment::Segment;
+use crate::shared::Shelves;
 use crate::supply;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{AtomicU64, Mutex, Ordering, PoolGuard, PoolMutex};
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A stream's pool. Cache-line aligned, so that two streams' locks do not share a line.
 ///
@@ -20,7 +21,7 @@ use std::sync::Arc;
 /// freed.
 #[repr(align(128))]
 pub(crate) struct StreamPool {
-    pub(crate) core: Mutex<PoolCore>,
+    pub(crate) core: PoolMutex<PoolCore>,
     pub(crate) clock: Arc<StreamClock>,
     pub(crate) device: Arc<Device>,
     /// The pool's number on the device.
@@ -30,9 +31,14 @@ pub(crate) struct StreamPool {
     /// Requests of 1 to so many bytes take the hot path: they are rounded to 512 bytes, are not oversize, and any thread
     /// may make them. 0 where not.
     pub(crate) plain_bytes: u64,
-    kind: Hot,
+    /// A [`Hot`].
+    kind: AtomicU64,
+    /// How often threads met at the pool's lock.
+    pub(crate) meetings: AtomicU64,
+    /// Magazines, since they have met too often.
+    pub(crate) shelves: OnceLock<Shelves>,
     /// [`Device::forks`], at hand.
-    forks: u64,
+    pub(crate) forks: u64,
     /// What keeps the driver's stream alive, while the pool may have to ask it.
     pub(crate) owner: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
     /// The thread that a per-thread default stream belongs to.
@@ -41,10 +47,25 @@ pub(crate) struct StreamPool {
 
 /// Which compilation of the hot path a pool uses; see [`Kind`].
 #[derive(Clone, Copy)]
-enum Hot {
+pub(crate) enum Hot {
     Fixed,
     Bounded,
     Expandable,
+    /// One of these, behind magazines.
+    Shared,
+}
+
+/// Perhaps the last reference to a pool.
+pub(crate) type LastReference = Option<Arc<dyn Any + Send + Sync>>;
+
+impl Hot {
+    fn of(device: &Device) -> Self {
+        match (device.expandable, device.config.max_split_bytes) {
+            (true, _) => Self::Expandable,
+            (false, None) => Self::Fixed,
+            (false, Some(_)) => Self::Bounded,
+        }
+    }
 }
 
 impl StreamPool {
@@ -53,16 +74,14 @@ impl StreamPool {
         let rules = Rules::new(&device.config, device.expandable);
         let is_plain = thread.is_none() && device.config.roundup_power2_divisions.is_off();
         let pool = Arc::new(Self {
-            core: Mutex::new(PoolCore::new(rules)),
+            core: PoolMutex::new(PoolCore::new(rules)),
             clock: StreamClock::new(key, Arc::clone(&device.events)),
             device: Arc::clone(device),
             number,
             growing: Mutex::new(()),
-            kind: match (device.expandable, device.config.max_split_bytes) {
-                (true, _) => Hot::Expandable,
-                (false, None) => Hot::Fixed,
-                (false, Some(_)) => Hot::Bounded,
-            },
+            kind: AtomicU64::new(Hot::of(device) as u64),
+            meetings: AtomicU64::new(0),
+            shelves: OnceLock::new(),
             plain_bytes: if is_plain { rules.ordinary_bytes() } else { 0 },
             forks: device.forks,
             owner: Mutex::new(None),
@@ -88,18 +107,45 @@ impl StreamPool {
         }
     }
 
+    /// The kind of pool it is without magazines.
+    pub(crate) fn base_kind(&self) -> Hot {
+        Hot::of(&self.device)
+    }
+
+    pub(crate) fn set_kind(&self, kind: Hot) {
+        self.kind.store(kind as u64, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn is(&self, kind: Hot) -> bool {
+        self.kind.load(Ordering::Acquire) == kind as u64
+    }
+
+    #[inline(always)]
+    fn lock_core(&self) -> PoolGuard<'_, PoolCore> {
+        self.core.try_lock().unwrap_or_else(|| {
+            self.met();
+            self.core.lock()
+        })
+    }
+
     /// The hot path: a cached block for a request of up to [`plain_bytes`](Self::plain_bytes), or none.
     #[inline]
     pub(crate) fn take_plain(&self, bytes: u64) -> BlockHandle {
-        match self.kind {
-            Hot::Fixed => self.take_of::<Fixed>(bytes),
-            other => self.take_other(other, bytes),
-        }
+        if self.is(Hot::Fixed) { self.take_of::<Fixed>(bytes) } else { self.take_other(bytes) }
     }
 
-    // Not inlined, so that the other kind's code is by itself.
+    // Not inlined, so that each kind's code is by itself.
     #[inline(never)]
-    fn take_other(&self, kind: Hot, bytes: u64) -> BlockHandle {
+    fn take_other(&self, bytes: u64) -> BlockHandle {
+        if self.is(Hot::Expandable) {
+            return self.take_of::<Expandable>(bytes);
+        }
+        if self.is(Hot::Shared) { self.take_shared(bytes) } else { self.take_by(self.base_kind(), bytes) }
+    }
+
+    #[inline(never)]
+    pub(crate) fn take_by(&self, kind: Hot, bytes: u64) -> BlockHandle {
         match kind {
             Hot::Expandable => self.take_of::<Expandable>(bytes),
             _ => self.take_of::<Bounded>(bytes),
@@ -108,7 +154,7 @@ impl StreamPool {
 
     #[inline(always)]
     fn take_of<K: Kind>(&self, bytes: u64) -> BlockHandle {
-        let mut core = self.core.lock();
+        let mut core = self.lock_core();
         if core.stats.attention != 0 {
             return BlockHandle::EMPTY;
         }
@@ -146,28 +192,39 @@ impl StreamPool {
         Some(taken)
     }
 
-    /// The other half of the hot path. What it returns is to be dropped by the caller: perhaps the last reference to the
-    /// pool.
+    /// The other half of the hot path. What it returns is to be dropped by the caller.
     #[inline]
     #[must_use]
-    pub(crate) fn free(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
-        match self.kind {
-            Hot::Expandable => self.free_expandable(id),
-            _ => self.free_of::<Fixed>(id),
+    pub(crate) fn free(&self, requested: u64, block: BlockHandle) -> LastReference {
+        if self.is(Hot::Fixed) { self.free_of::<Fixed>(block.id()) } else { self.free_other(requested, block) }
+    }
+
+    #[inline(never)]
+    fn free_other(&self, requested: u64, block: BlockHandle) -> LastReference {
+        if self.is(Hot::Expandable) {
+            return self.free_of::<Expandable>(block.id());
+        }
+        if self.is(Hot::Shared) {
+            self.free_shared(requested, block)
+        } else {
+            self.free_by(self.base_kind(), block.id())
         }
     }
 
     #[inline(never)]
-    fn free_expandable(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.free_of::<Expandable>(id)
+    pub(crate) fn free_by(&self, kind: Hot, id: BlockId) -> LastReference {
+        match kind {
+            Hot::Expandable => self.free_of::<Expandable>(id),
+            _ => self.free_of::<Fixed>(id),
+        }
     }
 
     #[inline(always)]
-    fn free_of<K: Kind>(&self, id: BlockId) -> Option<Arc<dyn Any + Send + Sync>> {
+    fn free_of<K: Kind>(&self, id: BlockId) -> LastReference {
         if process::forks() != self.forks {
             return None; // another thread of the parent may have held the lock; and nothing here is the child's
         }
-        let mut core = self.core.lock();
+        let mut core = self.lock_core();
         // Under the lock, so that no block of the pool has a later epoch.
         let now = self.clock.now();
         core.free::<K>(id, now);
@@ -179,7 +236,7 @@ impl StreamPool {
 
     #[cold]
     #[inline(never)]
-    fn after_free(&self, mut core: MutexGuard<'_, PoolCore>) -> Option<Arc<dyn Any + Send + Sync>> {
+    fn after_free(&self, mut core: PoolGuard<'_, PoolCore>) -> LastReference {
         if core.stats.is_above() {
             self.raise(&mut core);
         }
@@ -193,7 +250,7 @@ impl StreamPool {
 
     /// To be called before the lock is let go when a counter rose above its ceiling.
     #[cold]
-    pub(crate) fn raise(&self, core: &mut MutexGuard<'_, PoolCore>) {
+    pub(crate) fn raise(&self, core: &mut PoolGuard<'_, PoolCore>) {
         self.device.peaks.raise(self.number, &mut core.stats, &*self.device);
     }
 
@@ -206,6 +263,7 @@ impl StreamPool {
         }
         let mut core = self.core.lock();
         core.stats.attention |= CLOSED;
+        self.unshare(&mut core);
         if core.live() > 0 {
             core.keep = Some(Arc::clone(self) as Arc<dyn Any + Send + Sync>);
         }
@@ -214,7 +272,7 @@ impl StreamPool {
 
     /// Gives every segment back that is unused; what is pending goes with the pool.
     #[cold]
-    fn give_back_unused(&self, mut core: MutexGuard<'_, PoolCore>) {
+    fn give_back_unused(&self, mut core: PoolGuard<'_, PoolCore>) {
         if self.device.expandable {
             drop(core);
             self.settle();

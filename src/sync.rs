@@ -1,15 +1,39 @@
-//! The locks and atomics of the crate: `parking_lot` and `std`, or the shuttle model checker's under
+//! The locks and atomics of the crate: `parking_lot`, a pool's own and `std`, or the shuttle model checker's under
 //! `--cfg vramalloc_shuttle`, so that tests can explore every order of two threads' steps.
 
 #[cfg(not(vramalloc_shuttle))]
-pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
+pub(crate) use crate::lock::{PoolGuard, PoolMutex};
+#[cfg(not(vramalloc_shuttle))]
+pub(crate) use parking_lot::{Mutex, RwLock};
 #[cfg(not(vramalloc_shuttle))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(vramalloc_shuttle)]
-pub(crate) use model::{Mutex, MutexGuard, RwLock};
+pub(crate) use model::{Mutex, Mutex as PoolMutex, MutexGuard, MutexGuard as PoolGuard, RwLock};
 #[cfg(vramalloc_shuttle)]
 pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
+
+/// A small number of the calling thread's, the same all along; threads' numbers differ as long as there are few.
+#[cfg(not(vramalloc_shuttle))]
+#[inline]
+pub(crate) fn thread_number() -> usize {
+    use std::cell::Cell;
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: Cell<usize> = const { Cell::new(0) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed) as usize);
+        }
+        number.get()
+    })
+}
+
+#[cfg(vramalloc_shuttle)]
+pub(crate) fn thread_number() -> usize {
+    usize::from(shuttle::thread::current().id())
+}
 
 #[cfg(vramalloc_shuttle)]
 mod model {

@@ -150,8 +150,7 @@ fn check_pool(core: &PoolCore) -> Result<Vec<(Run, u64)>, InvariantViolation> {
         let index = &core.free[class.index()];
         let indexed = index.check(&core.blocks).map_err(|detail| broken("I4", None, detail))?;
         if indexed != free[class.index()] {
-            let detail =
-                format!("{} free blocks of class {class:?}, {indexed} in the index", free[class.index()]);
+            let detail = format!("{} free blocks of class {class:?}, {indexed} in the index", free[class.index()]);
             return Err(broken("I4", None, detail));
         }
         for id in index.iter(&core.blocks) {

@@ -27,7 +27,7 @@ use crate::pool::{PoolCore, Request};
 use crate::reclaim::{Growth, Refusal};
 use crate::size::SizeClass;
 use crate::stream::StreamPool;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, PoolGuard};
 use arena::{Arena, Handle};
 use plan::{Beyond, Idle, Order, Piece, Pieces, Window};
 use policy::Policy;
@@ -62,7 +62,7 @@ impl Supply {
 
 /// What the pools have free, with all of them locked.
 struct Locked<'a> {
-    cores: Vec<MutexGuard<'a, PoolCore>>,
+    cores: Vec<PoolGuard<'a, PoolCore>>,
     pieces: [Pieces; 2],
 }
 
