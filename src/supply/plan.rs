@@ -1,10 +1,12 @@
 //! Where a request goes, and which pages it takes: the decisions of one growth, without a driver.
 
 use super::arena::{Arena, Handle};
-use super::policy::{CREATE_MICROS, MERGE_MOVES, MOVE_MICROS, OVERSHOOT, Policy, WINDOWS_MAX, release_micros};
+use super::policy::{
+    CREATE_MICROS, MERGE_MOVES, MOVE_MICROS, OVERSHOOT, Policy, SMALL_SHARE_BYTES, WINDOWS_MAX, release_micros,
+};
 use crate::block::BlockId;
 use crate::size::SizeClass;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A free block of some pool.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +64,10 @@ struct Item {
 
 /// The windows that need the fewest bytes mapped, the lowest address first among equals. None if there is no room.
 ///
+/// Among equals, where there is less slack than by default, first those that take the least free memory of the own
+/// pool, which serves its next requests without a growth, and then those that take the fewest idle handles, which could
+/// be moved as long as nothing lies in them.
+///
 /// Looks at every run of free blocks and gaps, from each block forwards and backwards. O(runs × their length).
 pub(crate) fn best_windows(
     arena: &Arena,
@@ -79,11 +85,11 @@ pub(crate) fn best_windows(
         if piece.owner == own {
             items.push(Item { start, bytes: piece.bytes, kind: Kind::Own });
         } else if piece.passed {
-            if !policy.small {
+            if !policy.small || policy.is_tight() {
                 items.push(Item { start, bytes: piece.bytes, kind: Kind::Other });
                 continue;
             }
-            // Of small memory whole handles change hands: parts of them would be too little.
+            // Of small memory whole handles change hands: parts of them would be too little for the next requests.
             let (mut from, mut to) = (0, 0);
             for (at, handle) in arena.whole_handles(start, start + piece.bytes) {
                 from = if to == 0 { at } else { from };
@@ -95,18 +101,41 @@ pub(crate) fn best_windows(
         }
     }
     items.sort_unstable_by_key(|item| item.start);
-    let runs = items.chunk_by(|a, b| a.start + a.bytes == b.start);
-    let windows = runs.filter(|run| run.iter().map(|item| item.bytes).sum::<u64>() >= bytes).flat_map(|run| {
-        let forwards = (0..run.len()).filter_map(|from| window(arena, run[from..].iter(), bytes, false, policy));
-        let backwards = (0..run.len())
-            .filter(|&from| run[from].kind != Kind::Gap)
-            .filter_map(|from| window(arena, run[..=from].iter().rev(), bytes, true, policy));
-        forwards.chain(backwards)
-    });
+    let stretches = items.chunk_by(|a, b| a.start + a.bytes == b.start);
+    let windows =
+        stretches.filter(|run| run.iter().map(|item| item.bytes).sum::<u64>() >= bytes).flat_map(|run| {
+            let forwards =
+                (0..run.len()).filter_map(|from| window(arena, run[from..].iter(), bytes, false, policy));
+            let backwards = (0..run.len())
+                .filter(|&from| run[from].kind != Kind::Gap)
+                .filter_map(|from| window(arena, run[..=from].iter().rev(), bytes, true, policy));
+            forwards.chain(backwards)
+        });
     let mut windows: Vec<Window> = windows.collect();
-    windows.sort_unstable_by_key(|window| (window.need, window.start));
+    if policy.is_tight() {
+        let idle = runs(pieces).into_iter().flat_map(|run| arena.whole_handles(run.start, run.end));
+        let idle: BTreeSet<u64> = idle.map(|(at, _)| at).collect();
+        windows.sort_by_cached_key(|window| {
+            let own: u64 = window.own.iter().map(|(_, bytes)| bytes).sum();
+            (window.need, own, window.idle_bytes(arena, &idle), window.start)
+        });
+    } else {
+        windows.sort_unstable_by_key(|window| (window.need, window.start));
+    }
     windows.truncate(WINDOWS_MAX);
     windows
+}
+
+impl Window {
+    /// Bytes of the handles that it touches, of those that start at an address in `idle`.
+    fn idle_bytes(&self, arena: &Arena, idle: &BTreeSet<u64>) -> u64 {
+        let touched = self.own.iter().chain(&self.others).flat_map(|&(start, bytes)| {
+            let (start, end) = (start.max(self.start), (start + bytes).min(self.end));
+            let first = arena.handles.range(..=start).next_back().map_or(start, |(&at, _)| at);
+            arena.handles.range(first..end)
+        });
+        touched.filter(|(at, _)| idle.contains(at)).map(|(_, handle)| handle.bytes).sum()
+    }
 }
 
 /// The window that starts with the first item (or, backwards, ends with it).
@@ -141,6 +170,11 @@ fn window<'a>(
                 window.fills.push(Fill { at, must, room: if backwards { must } else { item.bytes } });
             }
             Kind::Own => window.own.push((start, part)),
+            Kind::Other if policy.small && policy.is_tight() => {
+                let from = (start / SMALL_SHARE_BYTES * SMALL_SHARE_BYTES).max(item.start);
+                let to = end.next_multiple_of(SMALL_SHARE_BYTES).min(item.start + item.bytes);
+                window.others.push((from, to - from));
+            }
             Kind::Other => {
                 // As much of each handle as is free, so that most of them stay in one hand.
                 let handles = arena.handles.range(..=start).next_back().map_or(start, |(&at, _)| at);
@@ -305,7 +339,7 @@ fn sources(window: &Window, policy: &Policy, beyond: Beyond, idle: impl FnOnce()
         for fill in &window.fills {
             let spare = (allowance - left) / policy.page_bytes * policy.page_bytes;
             let bytes = (fill.must + policy.ahead.min(spare).saturating_sub(fill.must)).min(fill.room);
-            plan.fresh(fill.at, bytes, policy.handle_max);
+            plan.fresh(fill.at, bytes, policy.handle_max(bytes));
             allowance -= bytes;
             left -= fill.must;
         }
@@ -382,7 +416,7 @@ impl Plan {
         if missing > fresh_room && beyond != Beyond::Allowed {
             return None;
         }
-        let whole = usize::try_from(fill.must.div_ceil(policy.handle_max)).unwrap_or(usize::MAX);
+        let whole = usize::try_from(fill.must.div_ceil(policy.handle_max(fill.must))).unwrap_or(usize::MAX);
         let fresh = if moves.len() + releases.len() >= MERGE_MOVES.saturating_mul(whole) {
             // Many small handles: fewer, larger ones in their place cost less, now and the next time.
             releases.append(&mut moves);
@@ -395,7 +429,7 @@ impl Plan {
                 self.steps.push(Step { at, bytes: handle.bytes, source: Source::Move(handle) });
                 at += handle.bytes;
             }
-            self.fresh(at, missing, policy.handle_max);
+            self.fresh(at, missing, policy.handle_max(missing));
             missing
         };
         let given_back = releases.iter().map(|handle| handle.bytes).sum();
