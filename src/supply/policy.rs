@@ -110,3 +110,40 @@ impl Policy {
         bytes.next_multiple_of(self.page_bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 2 * MIB;
+    const GIB: u64 = 1024 * MIB;
+
+    fn handle(slack: f64, peak: u64, gap: u64) -> u64 {
+        Policy::new(&Config::default().slack(slack), PAGE, false, peak, peak).handle_max(gap) / MIB
+    }
+
+    #[test]
+    fn handles_grow_with_the_peak_and_when_slack_is_short_with_the_gap() {
+        assert_eq!(handle(1.0, GIB, 0), 2, "never less than a page");
+        assert_eq!(handle(1.0, 8 * GIB, 0), 8);
+        assert_eq!(handle(1.0, 8 * GIB, 2 * GIB), 20, "2 GiB / 96, in pages");
+        assert_eq!(handle(1.0, GIB, GIB), 8, "no more than 1/128 of the peak");
+    }
+
+    #[test]
+    fn from_the_default_slack_on_the_gap_is_of_no_account() {
+        for slack in [DEFAULT_SLACK, 1.05] {
+            for (peak, bytes) in [(0, 12), (GIB, 16), (2 * GIB, 32), (8 * GIB, 64)] {
+                assert_eq!([handle(slack, peak, 0), handle(slack, peak, 8 * GIB)], [bytes; 2], "{slack} {peak}");
+            }
+        }
+    }
+
+    #[test]
+    fn handles_never_shrink_as_slack_grows() {
+        for gap in [0, 40 * MIB, GIB] {
+            let sizes: Vec<_> = (0..=20).map(|step| handle(1.0 + f64::from(step) * 0.001, 6 * GIB, gap)).collect();
+            assert!(sizes.is_sorted(), "{sizes:?}");
+        }
+    }
+}
