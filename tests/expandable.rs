@@ -219,6 +219,71 @@ fn a_failed_growth_leaves_nothing_half_mapped() {
 }
 
 #[test]
+fn with_little_slack_streams_share_pages_of_small_memory() {
+    for (slack, pages) in [("slack:1.0", 1), ("slack:1.014", 2)] {
+        let bench = Bench::new(64, slack);
+        let (a, b) = (bench.stream(), bench.stream());
+        let halves = |stream: &Stream| bench.allocator.alloc(MIB / 2, stream).expect("memory");
+        let (first, second) = (halves(&a), halves(&a));
+        bench.sim.fill(first.ptr(), first.bytes(), 7).expect("mapped memory");
+        drop(second);
+        let other = halves(&b);
+        bench.check();
+        assert_eq!(bench.reserved(), 2 * pages, "{slack}");
+        bench.sim.fill(other.ptr(), other.bytes(), 9).expect("mapped memory");
+        let mut byte = [0];
+        bench.sim.read(first.ptr(), &mut byte).expect("mapped memory");
+        assert_eq!(byte[0], 7);
+        drop((first, other));
+        bench.check();
+        bench.allocator.empty_cache().expect("the page goes when both have left it");
+        assert_eq!(bench.reserved(), 0, "{slack}");
+    }
+}
+
+#[test]
+fn small_memory_under_queued_work_is_not_shared() {
+    let bench = Bench::new(64, "slack:1.0");
+    let (a, b) = (bench.stream(), bench.stream());
+    let halves = |stream: &Stream| bench.allocator.alloc(MIB / 2, stream).expect("memory");
+    let (first, second) = (halves(&a), halves(&a));
+    bench.launch(&a, &second);
+    drop(second);
+    let other = halves(&b);
+    bench.launch(&b, &other);
+    assert_eq!(bench.reserved(), 4, "a page of its own");
+    bench.check();
+    bench.sim.complete_all();
+    drop((first, other));
+}
+
+#[test]
+fn a_failed_growth_beside_a_shared_page_is_undone() {
+    for call in [Call::CreatePages, Call::Map, Call::SetAccess] {
+        let bench = Bench::new(64, "slack:1.0");
+        let (a, b) = (bench.stream(), bench.stream());
+        let alloc = |kibibytes: u64, stream: &Stream| bench.allocator.alloc(kibibytes << 10, stream);
+        let live: Vec<_> = (0..3).map(|_| alloc(512, &a).expect("memory")).collect();
+        // Its first half fits in what is left of that page, the second needs a page behind it.
+        bench.sim.fail(Fault::nth(call, 1, DriverErrorKind::Other(999)));
+        let failed = alloc(1024, &b);
+        assert!(matches!(&failed, Err(Error::Driver(error)) if error.call == call), "{failed:?}");
+        assert_eq!((bench.reserved(), bench.sim.used_bytes()), (2, 2 * MIB), "{call:?}: the new page is back");
+        bench.check();
+        bench.sim.clear_faults();
+        let half = alloc(512, &b).expect("memory");
+        assert_eq!(half.ptr().0, live[2].ptr().0 + MIB / 2, "{call:?}: beside the other stream's memory");
+        assert_eq!(bench.reserved(), 2, "{call:?}");
+        let block = alloc(1024, &b).expect("memory");
+        assert_eq!(bench.reserved(), 4, "{call:?}");
+        bench.check();
+        let sim = bench.sim.clone();
+        drop((half, block, live, bench, a, b));
+        assert!(sim.leaks().is_empty(), "{call:?}: {:?}", sim.leaks());
+    }
+}
+
+#[test]
 fn a_failed_move_loses_no_page() {
     for call in [Call::Unmap, Call::Map, Call::SetAccess, Call::CreatePages, Call::ReleasePages] {
         for n in 1..=6 {

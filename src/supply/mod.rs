@@ -4,7 +4,7 @@
 //! [`Arena`]s, one a size class: reserved addresses shared by all streams, in which handles are mapped. Pools own
 //! *spans* of mapped memory there. A growth goes like this:
 //!
-//! 1. With all pools locked: choose the place and the pages ([`plan`]), and take both out of the pools.
+//! 1. With all pools locked: choose the place ([`window`]) and the pages ([`plan`]), and take both out of the pools.
 //! 2. With no pool locked: unmap, create, map, set access. None of these calls waits for the device.
 //! 3. With the growing pool locked: what is mapped now becomes a free block, and the request is cut from it.
 //!
@@ -17,6 +17,7 @@ pub(crate) mod arena;
 pub(crate) mod plan;
 mod policy;
 pub(crate) mod span;
+mod window;
 mod work;
 
 use crate::device::Device;
@@ -29,9 +30,10 @@ use crate::size::SizeClass;
 use crate::stream::StreamPool;
 use crate::sync::{Mutex, PoolGuard};
 use arena::{Arena, Handle};
-use plan::{Beyond, Idle, Order, Piece, Pieces, Window};
+use plan::{Beyond, Idle, Order};
 use policy::Policy;
 use std::sync::Arc;
+use window::{Piece, Pieces, Window};
 
 /// One device's pages.
 #[derive(Debug)]
@@ -203,7 +205,7 @@ fn grow_once(
     let arena = &mut state.arenas[request.class.index()];
     let mut locked = Locked::new(&pools);
     let find = |arena: &Arena, locked: &Locked<'_>| {
-        plan::best_windows(arena, &locked.pieces[request.class.index()], own, bytes, &policy)
+        window::best_windows(arena, &locked.pieces[request.class.index()], own, bytes, &policy)
     };
     let mut windows = find(arena, &locked);
     if windows.is_empty() {

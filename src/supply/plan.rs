@@ -1,162 +1,9 @@
-//! Where a request goes, and which pages it takes: the decisions of one growth, without a driver.
+//! Which pages a request's place takes: the decisions of one growth, without a driver.
 
 use super::arena::{Arena, Handle};
-use super::policy::{CREATE_MICROS, MERGE_MOVES, MOVE_MICROS, OVERSHOOT, Policy, WINDOWS_MAX, release_micros};
-use crate::block::BlockId;
+use super::policy::{CREATE_MICROS, MERGE_MOVES, MOVE_MICROS, OVERSHOOT, Policy, release_micros};
+use super::window::{Fill, Pieces, Run, Window, runs};
 use crate::size::SizeClass;
-use std::collections::BTreeMap;
-
-/// A free block of some pool.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
-    pub(crate) bytes: u64,
-    /// Index of its pool among those that the caller has locked.
-    pub(crate) owner: usize,
-    pub(crate) id: BlockId,
-    /// How long it has been free, in searches.
-    pub(crate) age: u32,
-    /// Whether all work that used it has passed.
-    pub(crate) passed: bool,
-}
-
-/// The free blocks of one size class, of all pools, by address.
-pub(crate) type Pieces = BTreeMap<u64, Piece>;
-
-/// Memory to be mapped in a gap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fill {
-    pub(crate) at: u64,
-    /// Bytes that must be mapped, from `at` on.
-    pub(crate) must: u64,
-    /// Bytes that may be.
-    pub(crate) room: u64,
-}
-
-/// A place for a request: addresses, some of them free memory of its pool, some of others, some gaps.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Window {
-    pub(crate) start: u64,
-    pub(crate) end: u64,
-    pub(crate) fills: Vec<Fill>,
-    /// Sum of what must be mapped.
-    pub(crate) need: u64,
-    /// Parts of the pool's own free blocks: start and bytes.
-    pub(crate) own: Vec<(u64, u64)>,
-    /// Parts of other pools' free blocks: start and bytes.
-    pub(crate) others: Vec<(u64, u64)>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Gap,
-    Own,
-    Other,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Item {
-    start: u64,
-    bytes: u64,
-    kind: Kind,
-}
-
-/// The windows that need the fewest bytes mapped, the lowest address first among equals. None if there is no room.
-///
-/// Looks at every run of free blocks and gaps, from each block forwards and backwards. O(runs × their length).
-pub(crate) fn best_windows(
-    arena: &Arena,
-    pieces: &Pieces,
-    own: usize,
-    bytes: u64,
-    policy: &Policy,
-) -> Vec<Window> {
-    let mut items: Vec<Item> = arena
-        .gaps(policy.page_bytes)
-        .into_iter()
-        .map(|(start, bytes)| Item { start, bytes, kind: Kind::Gap })
-        .collect();
-    for (&start, piece) in pieces {
-        if piece.owner == own {
-            items.push(Item { start, bytes: piece.bytes, kind: Kind::Own });
-        } else if piece.passed {
-            if !policy.small {
-                items.push(Item { start, bytes: piece.bytes, kind: Kind::Other });
-                continue;
-            }
-            // Of small memory whole handles change hands: parts of them would be too little.
-            let (mut from, mut to) = (0, 0);
-            for (at, handle) in arena.whole_handles(start, start + piece.bytes) {
-                from = if to == 0 { at } else { from };
-                to = at + handle.bytes;
-            }
-            if to > from {
-                items.push(Item { start: from, bytes: to - from, kind: Kind::Other });
-            }
-        }
-    }
-    items.sort_unstable_by_key(|item| item.start);
-    let runs = items.chunk_by(|a, b| a.start + a.bytes == b.start);
-    let windows = runs.filter(|run| run.iter().map(|item| item.bytes).sum::<u64>() >= bytes).flat_map(|run| {
-        let forwards = (0..run.len()).filter_map(|from| window(arena, run[from..].iter(), bytes, false, policy));
-        let backwards = (0..run.len())
-            .filter(|&from| run[from].kind != Kind::Gap)
-            .filter_map(|from| window(arena, run[..=from].iter().rev(), bytes, true, policy));
-        forwards.chain(backwards)
-    });
-    let mut windows: Vec<Window> = windows.collect();
-    windows.sort_unstable_by_key(|window| (window.need, window.start));
-    windows.truncate(WINDOWS_MAX);
-    windows
-}
-
-/// The window that starts with the first item (or, backwards, ends with it).
-fn window<'a>(
-    arena: &Arena,
-    items: impl Iterator<Item = &'a Item>,
-    bytes: u64,
-    backwards: bool,
-    policy: &Policy,
-) -> Option<Window> {
-    let mut window = Window::default();
-    let mut left = bytes;
-    let mut first = true;
-    for item in items {
-        let part = item.bytes.min(left);
-        left -= part;
-        let start = if backwards { item.start + item.bytes - part } else { item.start };
-        let end = start + part;
-        if first {
-            (window.start, window.end) = (start, end);
-            first = false;
-        } else if backwards {
-            window.start = start;
-        } else {
-            window.end = end;
-        }
-        match item.kind {
-            Kind::Gap => {
-                let must = policy.in_pages(part).min(item.bytes);
-                window.need += must;
-                let at = if backwards { item.start + item.bytes - must } else { item.start };
-                window.fills.push(Fill { at, must, room: if backwards { must } else { item.bytes } });
-            }
-            Kind::Own => window.own.push((start, part)),
-            Kind::Other => {
-                // As much of each handle as is free, so that most of them stay in one hand.
-                let handles = arena.handles.range(..=start).next_back().map_or(start, |(&at, _)| at);
-                let covered = arena.handles.range(handles..end).map(|(at, handle)| at + handle.bytes).next_back();
-                let from = handles.max(item.start);
-                let to = covered.unwrap_or(end).min(item.start + item.bytes);
-                window.others.push((from, to - from));
-            }
-        }
-        if left == 0 {
-            window.own.sort_unstable();
-            return Some(window);
-        }
-    }
-    None
-}
 
 /// A mapped handle all of which is unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,29 +22,6 @@ pub(crate) enum Order {
     Oldest,
     /// The largest first: the fewest calls.
     Largest,
-}
-
-/// Free memory in one piece, whoever owns it, whose work has passed.
-struct Run {
-    start: u64,
-    end: u64,
-    /// That of the youngest part.
-    age: u32,
-}
-
-fn runs(pieces: &Pieces) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for (&start, piece) in pieces.iter().filter(|(_, piece)| piece.passed) {
-        let end = start + piece.bytes;
-        match runs.last_mut() {
-            Some(run) if run.end == start => {
-                run.end = end;
-                run.age = run.age.min(piece.age);
-            }
-            _ => runs.push(Run { start, end, age: piece.age }),
-        }
-    }
-    runs
 }
 
 /// Every handle that may be moved or given back. `except` is a range of addresses of one class that stays.
@@ -305,7 +129,7 @@ fn sources(window: &Window, policy: &Policy, beyond: Beyond, idle: impl FnOnce()
         for fill in &window.fills {
             let spare = (allowance - left) / policy.page_bytes * policy.page_bytes;
             let bytes = (fill.must + policy.ahead.min(spare).saturating_sub(fill.must)).min(fill.room);
-            plan.fresh(fill.at, bytes, policy.handle_max);
+            plan.fresh(fill.at, bytes, policy.handle_max(bytes));
             allowance -= bytes;
             left -= fill.must;
         }
@@ -382,7 +206,7 @@ impl Plan {
         if missing > fresh_room && beyond != Beyond::Allowed {
             return None;
         }
-        let whole = usize::try_from(fill.must.div_ceil(policy.handle_max)).unwrap_or(usize::MAX);
+        let whole = usize::try_from(fill.must.div_ceil(policy.handle_max(fill.must))).unwrap_or(usize::MAX);
         let fresh = if moves.len() + releases.len() >= MERGE_MOVES.saturating_mul(whole) {
             // Many small handles: fewer, larger ones in their place cost less, now and the next time.
             releases.append(&mut moves);
@@ -395,7 +219,7 @@ impl Plan {
                 self.steps.push(Step { at, bytes: handle.bytes, source: Source::Move(handle) });
                 at += handle.bytes;
             }
-            self.fresh(at, missing, policy.handle_max);
+            self.fresh(at, missing, policy.handle_max(missing));
             missing
         };
         let given_back = releases.iter().map(|handle| handle.bytes).sum();

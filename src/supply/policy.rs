@@ -19,6 +19,15 @@ const HANDLE_MAX_BYTES: u64 = 64 * MIB;
 /// slack in a straight line; from the default slack on they stay as they are.
 const HANDLE_PART_TIGHT: u64 = 1024;
 
+/// Or this part of the gap that is filled, if that is more: what fills a large gap mostly comes and goes as a whole.
+const HANDLE_GAP_PART_TIGHT: u64 = 96;
+/// But no more than this part of the peak.
+const HANDLE_GAP_MAX_PART_TIGHT: u64 = 128;
+
+/// Of small memory that is free in a page of another stream's, multiples of this change hands where there is less slack
+/// than by default: a page for each stream would be much of what may be unused. Elsewhere whole handles do.
+pub(crate) const SMALL_SHARE_BYTES: u64 = 256 << 10;
+
 /// While there is slack, at least this part of what is reserved is created at once, ahead of need.
 const AHEAD_PART: u64 = 32;
 const AHEAD_SMALL_PART: u64 = 2048;
@@ -50,8 +59,9 @@ pub(crate) struct Policy {
     pub(crate) small: bool,
     /// Fresh bytes that may be taken.
     pub(crate) allowance: u64,
-    /// The largest handle to create.
-    pub(crate) handle_max: u64,
+    peak_allocated: u64,
+    /// How much of the default slack there is, from 0 to 1.
+    ease: f64,
     /// What is created ahead of need, if the allowance permits.
     pub(crate) ahead: u64,
 }
@@ -62,19 +72,37 @@ impl Policy {
         let extra = config.slack - 1.0;
         #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let slack = (extra * peak_allocated.max(SLACK_FLOOR_BYTES) as f64) as u64;
-        let handle_max = pages(handle_bytes(peak_allocated, extra)).max(page_bytes);
-        let ahead = if small {
+        let mut policy = Self {
+            page_bytes,
+            small,
+            allowance: peak_allocated.saturating_add(slack).saturating_sub(reserved),
+            peak_allocated,
+            ease: (extra / (DEFAULT_SLACK - 1.0)).min(1.0),
+            ahead: 0,
+        };
+        let handle_max = policy.handle_max(0);
+        policy.ahead = if small {
             pages(reserved / AHEAD_SMALL_PART).max(page_bytes).min(handle_max)
         } else {
             pages(reserved / AHEAD_PART).clamp(page_bytes, handle_max)
         };
-        Self {
-            page_bytes,
-            small,
-            allowance: peak_allocated.saturating_add(slack).saturating_sub(reserved),
-            handle_max,
-            ahead,
-        }
+        policy
+    }
+
+    /// Whether there is less slack than by default. Unused memory then counts more than driver time.
+    pub(crate) fn is_tight(&self) -> bool {
+        self.ease < 1.0
+    }
+
+    /// The largest handle to create for a gap of `bytes`.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub(crate) fn handle_max(&self, bytes: u64) -> u64 {
+        let between = |tight: u64, easy: u64| tight + (self.ease * (easy - tight) as f64) as u64;
+        let peak = self.peak_allocated;
+        let of_gap = (bytes / HANDLE_GAP_PART_TIGHT).min(peak / HANDLE_GAP_MAX_PART_TIGHT);
+        let part = between(of_gap.max(peak / HANDLE_PART_TIGHT), peak / HANDLE_PART);
+        let handle = part.clamp(between(0, HANDLE_MIN_BYTES), HANDLE_MAX_BYTES);
+        (handle / self.page_bytes * self.page_bytes).max(self.page_bytes)
     }
 
     /// `bytes` in whole pages.
@@ -83,11 +111,39 @@ impl Policy {
     }
 }
 
-/// The largest handle for a peak, with `extra` slack.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn handle_bytes(peak: u64, extra: f64) -> u64 {
-    let ease = (extra / (DEFAULT_SLACK - 1.0)).min(1.0);
-    let between = |tight: u64, easy: u64| tight + (ease * (easy - tight) as f64) as u64;
-    let part = between(peak / HANDLE_PART_TIGHT, peak / HANDLE_PART);
-    part.clamp(between(0, HANDLE_MIN_BYTES), HANDLE_MAX_BYTES)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 2 * MIB;
+    const GIB: u64 = 1024 * MIB;
+
+    fn handle(slack: f64, peak: u64, gap: u64) -> u64 {
+        Policy::new(&Config::default().slack(slack), PAGE, false, peak, peak).handle_max(gap) / MIB
+    }
+
+    #[test]
+    fn handles_grow_with_the_peak_and_when_slack_is_short_with_the_gap() {
+        assert_eq!(handle(1.0, GIB, 0), 2, "never less than a page");
+        assert_eq!(handle(1.0, 8 * GIB, 0), 8);
+        assert_eq!(handle(1.0, 8 * GIB, 2 * GIB), 20, "2 GiB / 96, in pages");
+        assert_eq!(handle(1.0, GIB, GIB), 8, "no more than 1/128 of the peak");
+    }
+
+    #[test]
+    fn from_the_default_slack_on_the_gap_is_of_no_account() {
+        for slack in [DEFAULT_SLACK, 1.05] {
+            for (peak, bytes) in [(0, 12), (GIB, 16), (2 * GIB, 32), (8 * GIB, 64)] {
+                assert_eq!([handle(slack, peak, 0), handle(slack, peak, 8 * GIB)], [bytes; 2], "{slack} {peak}");
+            }
+        }
+    }
+
+    #[test]
+    fn handles_never_shrink_as_slack_grows() {
+        for gap in [0, 40 * MIB, GIB] {
+            let sizes: Vec<_> = (0..=20).map(|step| handle(1.0 + f64::from(step) * 0.001, 6 * GIB, gap)).collect();
+            assert!(sizes.is_sorted(), "{sizes:?}");
+        }
+    }
 }

@@ -2,7 +2,8 @@
 
 use super::State;
 use super::arena::Handle;
-use super::plan::{Idle, Plan, Source, Window};
+use super::plan::{Idle, Plan, Source};
+use super::window::Window;
 use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind};
 use crate::error::{Error, Result};
