@@ -1,12 +1,13 @@
 //! The caching allocator: the public face of one device's memory.
 
 use crate::block::{BlockId, NONE};
-use crate::config::{Config, Segments};
+use crate::config::{Config, Limit, Segments};
 use crate::device::{Device, Observer};
 use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, StreamKey};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::live::LiveTable;
 use crate::pool::{Request, Taken};
+use crate::private::PrivatePool;
 use crate::reclaim;
 use crate::size::{
     MIN_BLOCK_BYTES, REQUEST_MAX_BYTES, SEGMENT_STEP_BYTES, SizeClass, round_request, round_to_granule,
@@ -141,14 +142,21 @@ impl CachingAllocator {
     /// was freed last on that stream then waits for the whole device).
     pub fn retire_stream(&self, stream: &Stream) -> Result<()> {
         self.check_stream(stream)?;
-        let pool = &stream.pool;
-        self.inner.streams.write().remove(&pool.clock.key.id);
+        let known = self.inner.streams.write().remove(&stream.pool.clock.key.id);
+        stream.pool.core.lock().retired = true; // of a private pool, perhaps
+        let pool = known.as_ref().unwrap_or(&stream.pool);
         pool.core.lock().retired = true;
         let result = pool.clock.retire();
         drop(pool.owner.lock().take());
         self.inner.device.keep_retired(pool);
         self.reap();
         self.inner.device.checked(result)
+    }
+
+    /// A pool of memory that nobody else gets, for captured graphs; see [`PrivatePool`].
+    #[must_use]
+    pub fn private_pool(&self) -> PrivatePool {
+        PrivatePool::new(self.clone(), Arc::clone(&self.inner.device))
     }
 
     /// Forgets retired pools that hold nothing any more.
@@ -485,7 +493,30 @@ impl CachingAllocator {
     /// counts what this allocator reserves (not the CUDA context).
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
-        self.inner.device.limit
+        self.inner.device.limit()
+    }
+
+    /// Replaces the hard cap on reserved bytes. What is reserved beyond a lower one stays until it is given back.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for a part that is not within 0 to 1.
+    pub fn set_limit(&self, limit: Limit) -> Result<()> {
+        Config { limit, ..Config::default() }.check()?;
+        self.inner.device.set_limit(limit.bytes(self.inner.device.total_bytes));
+        Ok(())
+    }
+
+    /// Whether this process is a fork of the one that made the allocator. It must then leave the device's memory
+    /// alone: everything fails or does nothing, without a lock that a thread of the parent may have held.
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.inner.device.is_forked()
+    }
+
+    /// Whether `ptr` is a live allocation that was made, or let go, as a raw address.
+    #[must_use]
+    pub fn is_live_raw(&self, ptr: DevicePtr) -> bool {
+        self.inner.live.with(ptr, |_| ()).is_some()
     }
 
     /// Every segment and block, at one moment. Locks every pool for that moment.
@@ -664,7 +695,7 @@ impl Allocation {
             let ours = device.driver.device();
             return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours });
         }
-        if self.id != NONE && !Arc::ptr_eq(&self.pool, &stream.pool) {
+        if self.id != NONE && self.pool.clock.key.id != stream.pool.clock.key.id {
             self.pool.core.lock().record_use(self.id, &stream.pool.clock);
         }
         Ok(())

@@ -29,6 +29,7 @@ mod free_index;
 mod live;
 mod open;
 mod pool;
+mod private;
 mod process;
 mod reclaim;
 #[cfg(feature = "replay")]
@@ -51,6 +52,7 @@ pub use config::{Config, ConfigError, Limit, OnPending, RoundupDivisions, Segmen
 pub use driver::{DevicePtr, Driver, DriverError, DriverErrorKind, StreamHandle};
 pub use error::{Cause, Error, OutOfMemory, Result};
 pub use open::{DeviceChoice, OpenDevice, ParseDeviceError, why_no_gpu};
+pub use private::{Capturing, PrivatePool};
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, Stat, StatArray};
 pub use stream::Stream;

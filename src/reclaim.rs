@@ -55,7 +55,9 @@ pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Take
     if request.bytes > device.total_bytes {
         return report(pool, request, wanted, Refusal::Device); // nothing that is given back could help
     }
-    collect_garbage(device)?;
+    if !device.is_capturing() {
+        collect_garbage(device)?;
+    }
     let refusal = if device.expandable {
         match allocate_expandable(pool, request)? {
             Ok(taken) => return Ok(taken),
@@ -83,6 +85,11 @@ fn allocate_fixed(pool: &Arc<StreamPool>, request: &Request, wanted: u64) -> Res
         Ok(taken) => return Ok(Ok(taken)),
         Err(refusal) => refusal,
     };
+    let smallest = align_up(request.padded_bytes(), SEGMENT_STEP_BYTES).unwrap_or(wanted);
+    if device.is_capturing() {
+        // To free or to wait would spoil the capture.
+        return if smallest == wanted { Ok(Err(refusal)) } else { grow(pool, request, smallest) };
+    }
     if release_one_fitting(device, wanted)? {
         match grow(pool, request, wanted)? {
             Ok(taken) => return Ok(Ok(taken)),
@@ -107,7 +114,6 @@ fn allocate_fixed(pool: &Arc<StreamPool>, request: &Request, wanted: u64) -> Res
     }
     release_all_cached(device)?;
     device.ledger.lock().alloc_retries += 1;
-    let smallest = align_up(request.padded_bytes(), SEGMENT_STEP_BYTES).unwrap_or(wanted);
     for bytes in [wanted, smallest] {
         match grow(pool, request, bytes)? {
             Ok(taken) => return Ok(Ok(taken)),
@@ -126,7 +132,8 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
     let device = &*pool.device;
     let supply = &device.supply;
     let grow = |beyond| supply::grow(supply, pool, request, beyond);
-    if device.config.on_pending == OnPending::Wait {
+    let capturing = device.is_capturing(); // to wait would spoil it
+    if device.config.on_pending == OnPending::Wait && !capturing {
         // Rather wait than take more than the slack.
         loop {
             match grow(Beyond::Forbidden)? {
@@ -142,6 +149,9 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
     };
     if let Ok(taken) = grow(Beyond::Spent)? {
         return Ok(Ok(taken));
+    }
+    if capturing {
+        return Ok(Err(refusal));
     }
     if device.config.on_pending != OnPending::Fail {
         while wait_for_oldest(pool) {
@@ -198,6 +208,9 @@ pub(crate) fn poll(pool: &StreamPool) -> usize {
 /// Waits for the device if memory waits for streams that are destroyed: nothing else tells when their work is done.
 /// Fixed segments need that for pending frees only, since giving them back waits by itself.
 pub(crate) fn finish_gone(device: &Device) {
+    if device.is_capturing() {
+        return;
+    }
     for pool in device.pools() {
         let (mut waits, free) = {
             let core = pool.core.lock();
@@ -231,7 +244,7 @@ fn finish(pool: &StreamPool) -> usize {
 /// Rung 2: past the threshold, gives back cached segments that were not used for longer than the average, until
 /// reserved is below it. (PyTorch's rule, for every pool, and also without a limit.)
 fn collect_garbage(device: &Device) -> Result<()> {
-    let base = device.limit.unwrap_or(device.total_bytes);
+    let base = device.limit().unwrap_or(device.total_bytes);
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let threshold = device.config.gc_threshold.map(|part| (part * base as f64) as u64);
     let Some(target) = [threshold, device.config.soft_limit_bytes].into_iter().flatten().min() else {
@@ -242,7 +255,7 @@ fn collect_garbage(device: &Device) -> Result<()> {
         supply::trim(&device.supply, device, target)?;
         return Ok(());
     }
-    let pools = device.pools();
+    let pools = device.releasable_pools();
     while excess > 0 {
         let mut candidates = Vec::new();
         for pool in &pools {
@@ -331,7 +344,7 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
 
 /// Rung 4: gives back the smallest cached segment, of any stream, that makes room for `bytes` by itself.
 fn release_one_fitting(device: &Device, bytes: u64) -> Result<bool> {
-    let pools = device.pools();
+    let pools = device.releasable_pools();
     let mut best: Option<(u64, &Arc<StreamPool>, u32)> = None;
     for pool in &pools {
         let core = pool.core.lock();
@@ -373,7 +386,7 @@ pub(crate) fn release_all_cached(device: &Device) -> Result<u64> {
         return supply::trim(&device.supply, device, 0);
     }
     let mut freed = 0;
-    for pool in &device.pools() {
+    for pool in &device.releasable_pools() {
         let unused: Vec<_> = pool.core.lock().unused_segments().map(|(number, ..)| (pool, number)).collect();
         freed += release(&unused)?;
     }
@@ -416,7 +429,19 @@ fn unpassed(device: &Device) -> u64 {
         let blocks = free.map(|id| &core.blocks[id]);
         blocks.filter(|block| !pool.clock.has_passed(block.epoch)).map(|block| block.size).sum::<u64>()
     };
-    device.pools().iter().map(bytes).sum()
+    device.releasable_pools().iter().map(bytes).sum()
+}
+
+/// Bytes of fixed segments that would go back to the driver if no capture were under way.
+fn withheld(device: &Device) -> u64 {
+    if device.expandable || !device.is_capturing() {
+        return 0;
+    }
+    let bytes = |pool: &Arc<StreamPool>| {
+        let core = pool.core.lock();
+        core.unused_segments().map(|(_, segment, _)| segment.bytes).sum::<u64>()
+    };
+    device.releasable_pools().iter().map(bytes).sum()
 }
 
 /// Rung 7: the error with its numbers; the observers hear of it first.
@@ -433,7 +458,7 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
         _ if device.config.on_pending == OnPending::Fail && pending + unpassed(device) >= request.bytes => {
             Cause::PendingWork
         }
-        Refusal::Limit if device.limit.is_some_and(|limit| request.bytes > limit) => Cause::Limit,
+        Refusal::Limit if device.limit().is_some_and(|limit| request.bytes > limit) => Cause::Limit,
         Refusal::AddressSpace => Cause::AddressSpace,
         _ if cached >= request.bytes => Cause::Fragmentation,
         Refusal::Limit => Cause::Limit,
@@ -452,10 +477,11 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
         reserved: device.reserved(),
         pending,
         inactive_split: split,
+        withheld: withheld(device),
         largest_free,
         device_free: device.driver.memory_info().ok().map(|info| info.free_bytes),
         device_total: device.total_bytes,
-        limit: device.limit,
+        limit: device.limit(),
         expandable: device.expandable,
         cause,
     };
