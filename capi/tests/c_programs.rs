@@ -34,9 +34,15 @@ fn compile(compiler: &str, language: &[&str], name: &str) -> PathBuf {
     program
 }
 
-fn run(program: &Path, args: &[&str], conf: &str) -> Output {
+/// A command for a program, which is to find the library at its own path: cargo's may have an older one in it.
+fn command(program: &Path, args: &[&str], conf: &str) -> Command {
     let mut command = Command::new(program);
-    command.args(args).env_remove("VRAMALLOC_LOG").env("VRAMALLOC_CONF", conf);
+    command.args(args).env_remove("LD_LIBRARY_PATH").env_remove("VRAMALLOC_LOG").env("VRAMALLOC_CONF", conf);
+    command
+}
+
+fn run(program: &Path, args: &[&str], conf: &str) -> Output {
+    let mut command = command(program, args, conf);
     let output = command.output().expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {text}", program.display());
@@ -75,9 +81,8 @@ fn nothing_is_left_after_threads_have_passed_blocks_on() {
 #[test]
 fn the_log_says_what_happens() {
     let program = compile("cc", &["-std=c11"], "soak");
-    let mut command = Command::new(&program);
-    command.args(["sim", "800"]).env("VRAMALLOC_CONF", "limit:64MiB");
-    let silent = command.env_remove("VRAMALLOC_LOG").output().unwrap();
+    let mut command = command(&program, &["sim", "800"], "limit:64MiB");
+    let silent = command.output().unwrap();
     assert!(silent.status.success() && silent.stderr.is_empty());
     let told = command.env("VRAMALLOC_LOG", "trace").output().unwrap();
     let text = String::from_utf8_lossy(&told.stderr);
