@@ -171,6 +171,18 @@ impl Device {
         if self.allocator.is_forked() { Ok(self.allocator.driver().check_usable()?) } else { Ok(()) }
     }
 
+    /// Gives all cached memory back that no work uses by now, as PyTorch's empty_cache does: it waits for the device, unless
+    /// a capture forbids that.
+    pub(crate) fn empty_cache_for_good(&self) -> Result<u64> {
+        let mut bytes = self.allocator.empty_cache()?;
+        if self.allocator.memory_reserved() > 0 && !self.routes.any() {
+            self.allocator.driver().synchronize()?;
+            bytes += self.allocator.empty_cache()?;
+        }
+        log::debug!("device {}: {bytes} bytes given back", self.allocator.device());
+        Ok(bytes)
+    }
+
     pub(crate) fn record_stream(&self, ptr: DevicePtr, handle: u64) -> Result<()> {
         self.check_not_forked()?;
         let record = |stream: &_| Ok(self.allocator.record_stream_raw(ptr, stream)?);

@@ -3,7 +3,7 @@
 //! They use the process's own allocator (`vram_process_allocator`). Devices are PyTorch's ordinals, in their primary
 //! contexts, which are those that PyTorch uses.
 
-use crate::allocator::{empty_cache, number, pointer};
+use crate::allocator::{number, pointer};
 use crate::devices::Device;
 use crate::registry;
 use crate::status::{Result, caught, remember};
@@ -113,8 +113,7 @@ pub unsafe extern "C" fn vram_torch_segment_alloc(
 pub extern "C" fn vram_torch_segment_free(ptr: *mut c_void, _size: usize, ordinal: c_int, _stream: *mut c_void) {
     told("giving a segment back", || {
         free(ptr, ordinal)?;
-        device(ordinal)?.allocator.empty_cache()?;
-        Ok(())
+        device(ordinal)?.empty_cache_for_good().map(drop)
     });
 }
 
@@ -137,7 +136,10 @@ pub unsafe extern "C" fn vram_torch_record_stream(ptr: *mut c_void, stream: *mut
 /// For `set_reset_fn`: `torch.cuda.empty_cache()`.
 #[unsafe(no_mangle)]
 pub extern "C" fn vram_torch_empty_cache() {
-    told("empty_cache", || empty_cache(&registry::own()?.0, -1).map(drop));
+    told("empty_cache", || {
+        let results: Vec<_> = registry::own()?.0.used().map(Device::empty_cache_for_good).collect();
+        results.into_iter().try_for_each(|result| result.map(drop))
+    });
 }
 
 /// For `set_memory_fraction_fn`: `torch.cuda.set_per_process_memory_fraction`.
