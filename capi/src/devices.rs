@@ -127,7 +127,8 @@ impl Devices {
         let allocator = CachingAllocator::new(open.driver(), self.config.clone())?;
         let (name, label) = (allocator.driver().name(), allocator.driver().label());
         let segments = if allocator.is_expandable() { "expandable" } else { "fixed" };
-        log::info!("{label}: {name} opened, {segments} segments, {:?}", self.config);
+        log::info!("{label}: {name} opened, {segments} segments");
+        log::debug!("{label}: {:?}", self.config);
         allocator.on_out_of_memory(|report| log::warn!("{report}"));
         let device = Device { allocator, open, streams: Streams::new(), routes: Routes::new() };
         Ok(self.opened[index].get_or_init(|| device))
@@ -149,7 +150,7 @@ impl Devices {
 
 /// Contents and a log are for tests in Rust, which have the driver's value.
 fn simulated(bytes: u64) -> SimBuilder {
-    SimDriver::builder().capacity(bytes).backing(false).log(false)
+    SimDriver::builder().capacity(bytes).backing(false).log(cfg!(test))
 }
 
 impl Device {
@@ -171,11 +172,15 @@ impl Device {
         if self.allocator.is_forked() { Ok(self.allocator.driver().check_usable()?) } else { Ok(()) }
     }
 
-    /// Gives all cached memory back that no work uses by now, as PyTorch's empty_cache does: it waits for the device, unless
-    /// a capture forbids that.
+    /// Gives all cached memory back, and waits for the device if work still uses some, as PyTorch's empty_cache does. Does
+    /// nothing during a capture, which that could spoil.
     pub(crate) fn empty_cache_for_good(&self) -> Result<u64> {
+        if self.routes.any() {
+            log::warn!("device {}: the cache is not emptied during a capture", self.allocator.device());
+            return Ok(0);
+        }
         let mut bytes = self.allocator.empty_cache()?;
-        if self.allocator.memory_reserved() > 0 && !self.routes.any() {
+        if self.allocator.memory_reserved() > 0 {
             self.allocator.driver().synchronize()?;
             bytes += self.allocator.empty_cache()?;
         }

@@ -17,6 +17,8 @@ mod report;
 mod routes;
 mod status;
 mod streams;
+#[cfg(test)]
+mod tests;
 mod torch;
 
 pub use allocator::*;

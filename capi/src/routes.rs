@@ -51,6 +51,12 @@ impl Routes {
         Self { captures: AtomicUsize::new(0), state: Mutex::default() }
     }
 
+    /// Bytes that a pool holds.
+    #[cfg(test)]
+    pub(crate) fn reserved(&self, number: PoolNumber) -> u64 {
+        self.state.lock().pools[&number].pool.memory_reserved()
+    }
+
     /// Whether a capture is under way.
     #[inline]
     pub(crate) fn any(&self) -> bool {
