@@ -1,9 +1,24 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, from binaries built elsewhere, so that the GPU machine needs no Rust: on the building
-# machine `scripts/gpu-run.sh build FOLDER`, on the GPU machine `FOLDER/gpu-run.sh run [PART...]` from the repository's
-# root. Parts: tests example table replay kernels sanitize (default: these), and sweep bench soak, which run PyTorch and CuPy
-# on the library, and C programs. What those three say in short comes last.
+# machine `scripts/gpu-run.sh build FOLDER` (`build-c FOLDER`: only what sweep, bench and soak need), on the GPU machine
+# `FOLDER/gpu-run.sh run [PART...]` from the repository's root. Parts: tests example table replay kernels sanitize
+# (default: these), and sweep bench soak, which run PyTorch and CuPy on the library, and C programs. What those three say
+# in short comes last.
 set -euo pipefail
+
+build_c() {
+  local folder=$1 name
+  mkdir -p "$folder"
+  cargo build --release -p vramalloc-capi
+  cp "${CARGO_TARGET_DIR:-target}/release/libvramalloc_c.so" "$folder"
+  for name in api soak; do
+    # shellcheck disable=SC2016
+    cc -std=c11 -O2 -pthread -I capi/include "capi/tests/c/$name.c" -o "$folder/$name" -L "$folder" -lvramalloc_c \
+      -Wl,-rpath,'$ORIGIN'
+  done
+  strip "$folder"/{libvramalloc_c.so,api,soak}
+  cp "${BASH_SOURCE[0]}" "$folder/gpu-run.sh"
+}
 
 build() {
   local folder=$1
@@ -17,15 +32,8 @@ build() {
     cp "$(grep -o "\"executable\":\"[^\"]*/$name-[^\"]*\"" "$folder/build.json" | tail -n 1 | cut -d'"' -f4)" "$folder/$name"
   done
   rm "$folder/build.json"
-  cargo build --release -p vramalloc-capi
-  cp "$release/libvramalloc_c.so" "$folder"
-  local name
-  for name in api soak; do
-    # shellcheck disable=SC2016
-    cc -std=c11 -O2 -pthread -I capi/include "capi/tests/c/$name.c" -o "$folder/$name" -L "$folder" -lvramalloc_c \
-      -Wl,-rpath,'$ORIGIN'
-  done
-  strip "$folder"/{vramalloc,train_mlp,gpu,cuda_driver,table,libvramalloc_c.so,api,soak}
+  build_c "$folder"
+  strip "$folder"/{vramalloc,train_mlp,gpu,cuda_driver,table}
   cp "${BASH_SOURCE[0]}" "$folder/gpu-run.sh"
   du -sh "$folder"
 }
@@ -84,6 +92,7 @@ run() {
 
 case ${1:-} in
   build) build "${2:?a folder}" ;;
+  build-c) build_c "${2:?a folder}" ;;
   run) shift; run "$@" ;;
   *) sed -n '2,6p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
