@@ -142,13 +142,19 @@ impl CachingAllocator {
     /// was freed last on that stream then waits for the whole device).
     pub fn retire_stream(&self, stream: &Stream) -> Result<()> {
         self.check_stream(stream)?;
-        let known = self.inner.streams.write().remove(&stream.pool.clock.key.id);
-        stream.pool.core.lock().retired = true; // of a private pool, perhaps
-        let pool = known.as_ref().unwrap_or(&stream.pool);
-        pool.core.lock().retired = true;
-        let result = pool.clock.retire();
-        drop(pool.owner.lock().take());
-        self.inner.device.keep_retired(pool);
+        let device = &*self.inner.device;
+        let id = stream.pool.clock.key.id;
+        let known = self.inner.streams.write().remove(&id);
+        let mut result = Ok(());
+        // Its own pool, and those that private pools have for it.
+        for pool in device.pools().iter().filter(|pool| pool.clock.key.id == id) {
+            pool.core.lock().retired = true;
+            result = result.and(pool.clock.retire());
+            drop(pool.owner.lock().take());
+        }
+        if let Some(pool) = known {
+            device.keep_retired(&pool);
+        }
         self.reap();
         self.inner.device.checked(result)
     }

@@ -56,15 +56,18 @@ impl PrivatePool {
         Self { inner: Arc::new(Inner { allocator, device, pools: Mutex::new(FxHashMap::default()) }) }
     }
 
-    /// The pool's side of a stream: the same stream, but what is allocated on it is this pool's. It is refused after
-    /// the release.
+    /// The pool's side of a stream: the same stream, but what is allocated on it is this pool's. Allocating on it is
+    /// refused after the release.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`] for another allocator's stream.
+    /// [`Error::WrongDevice`] for another allocator's stream, [`Error::Driver`] for a retired one.
     pub fn stream(&self, stream: &Stream) -> Result<Stream> {
         let Inner { allocator, device, pools } = &*self.inner;
         if !Arc::ptr_eq(&stream.pool.device, device) {
             return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours: allocator.device() });
+        }
+        if stream.pool.core.lock().retired {
+            return Err(stream.pool.retired());
         }
         let key = stream.pool.clock.key;
         let mut pools = pools.lock();
@@ -73,9 +76,11 @@ impl PrivatePool {
     }
 
     /// To be held while a stream is captured, from before the capture begins until it has ended: the allocator then gives
-    /// nothing back to the driver and waits for nothing on its own, in any thread, since that could spoil the capture.
+    /// nothing back to the driver, waits for nothing and records no event on its own, in any thread: that could spoil the
+    /// capture.
     #[must_use = "the capture is over for the allocator when this is dropped"]
     pub fn capture(&self) -> Capturing {
+        crate::supply::poll_streams(&self.inner.device); // what has passed by now may still move
         self.inner.device.begin_capture();
         Capturing { device: Arc::clone(&self.inner.device) }
     }

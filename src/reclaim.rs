@@ -197,7 +197,8 @@ pub(crate) fn poll(pool: &StreamPool) -> usize {
     if epochs.is_empty() {
         return 0;
     }
-    for (clock, epoch) in epochs {
+    // During a capture nothing is asked: an event on the default stream could spoil it.
+    for (clock, epoch) in epochs.into_iter().filter(|_| !pool.device.is_capturing()) {
         if let Err(error) = clock.poll(epoch) {
             pool.device.defer(error);
         }
@@ -215,7 +216,7 @@ pub(crate) fn finish_gone(device: &Device) {
         let (mut waits, free) = {
             let core = pool.core.lock();
             let waits: Vec<_> = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned()).collect();
-            (waits, if device.expandable { core.latest_free_epoch() } else { 0 })
+            (waits, if device.expandable && !pool.is_pinned() { core.latest_free_epoch() } else { 0 })
         };
         waits.push((Arc::clone(&pool.clock), free));
         for (clock, epoch) in waits {

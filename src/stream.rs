@@ -96,7 +96,8 @@ impl StreamPool {
     #[cold]
     pub(crate) fn retired(&self) -> Error {
         let kind = DriverErrorKind::StreamGone;
-        let why = if self.private.is_some() { "its private pool was released" } else { "it was retired" };
+        let released = self.private.is_some() && !self.is_pinned();
+        let why = if released { "its private pool was released" } else { "it was retired" };
         Error::Driver(DriverError::with_detail(crate::driver::Call::StreamId, kind, why))
     }
 

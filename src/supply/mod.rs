@@ -122,8 +122,12 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Asks the driver how far the streams are whose free memory could be moved. Errors are kept for later.
+/// Asks the driver how far the streams are whose free memory could be moved. Errors are kept for later. Asks nothing during
+/// a capture: an event on the default stream could spoil it.
 pub(crate) fn poll_streams(device: &Device) {
+    if !device.expandable || device.is_capturing() {
+        return;
+    }
     for pool in device.releasable_pools() {
         let latest = pool.core.lock().latest_free_epoch();
         if let Err(error) = pool.clock.poll(latest) {
