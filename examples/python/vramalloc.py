@@ -220,10 +220,13 @@ def use_with_cupy(c_functions=False, stream=0):
 def _cupy_malloc(cupy):
     handle = _library.allocator()
     alloc = _library.load().vram_alloc
+    streams = {}
 
     def malloc(size, device):
-        ptr = ctypes.c_void_p()
-        status = alloc(handle, size, device, cupy.cuda.get_current_stream().ptr, ctypes.byref(ptr))
+        ptr, stream = ctypes.c_void_p(), cupy.cuda.get_current_stream()
+        # CuPy destroys a stream with its Python object, without a word: it must live while memory is cached for it.
+        streams.setdefault(stream.ptr, stream)
+        status = alloc(handle, size, device, stream.ptr, ctypes.byref(ptr))
         if status == _OUT_OF_MEMORY:
             figures = stats(device)
             total = figures["allocated_bytes.all.current"]
