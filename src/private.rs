@@ -109,7 +109,7 @@ impl Drop for Inner {
         if self.device.is_forked() {
             return;
         }
-        for pool in self.pools.get_mut().values() {
+        for pool in self.pools.lock().values() {
             pool.release();
             self.device.keep_retired(pool);
         }
