@@ -231,7 +231,8 @@ pub unsafe extern "C" fn vram_retire_stream(allocator: Allocator, device: c_int,
 }
 
 /// Gives all cached memory back to the driver, of `device` or, if that is negative, of every device used so far. Writes
-/// the bytes to `freed`, if that is not null.
+/// the bytes to `freed`, if that is not null. Waits for no work: what is still used by then, as far as the driver has
+/// noticed, stays cached.
 ///
 /// # Safety
 /// `freed` is null or can be written.

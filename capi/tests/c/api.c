@@ -51,9 +51,8 @@ static void used_well(vram_allocator allocator, const char *snapshot) {
     OK(vram_free(allocator, b, 0, 0, other)); // was used there last
     OK(vram_free(allocator, NULL, 0, 0, NULL));
     OK(vram_retire_stream(allocator, 0, other));
-    uint64_t freed = 0;
-    OK(vram_empty_cache(allocator, -1, &freed));
-    OK(vram_empty_cache(allocator, 0, NULL));
+    const uint64_t freed = emptied(allocator);
+    OK(vram_empty_cache(allocator, -1, NULL));
     stats = stats_of(allocator);
     CHECK(freed > 30 * MIB && stats.reserved_bytes.all.current == 0 && stats.active.all.current == 0);
     CHECK(stats.allocated_bytes.all.peak == 30 * MIB + 1024);
@@ -118,7 +117,7 @@ static void used_badly(vram_allocator allocator) {
     OK(vram_free(allocator, b, 4096, 0, (void *)1)); // the default stream's other name
 
     OK(vram_set_memory_fraction(allocator, 0, 0.0));
-    OK(vram_empty_cache(allocator, 0, NULL));
+    emptied(allocator);
     FAILS(OUT_OF_MEMORY, vram_alloc(allocator, 4096, 0, NULL, &a));
     OK(vram_set_memory_fraction(allocator, 0, 1.0));
     OK(vram_alloc(allocator, 4096, 0, NULL, &a));

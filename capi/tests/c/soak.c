@@ -122,18 +122,19 @@ int main(int argc, char **argv) {
     OK(vram_get_stats(allocator, 0, &stats, sizeof stats));
     CHECK(stats.allocation.all.current == 0 && stats.allocated_bytes.all.current == 0);
     CHECK(stats.allocation.all.allocated == stats.allocation.all.freed);
-    OK(vram_empty_cache(allocator, 0, NULL));
+    emptied(allocator);
     OK(vram_validate(allocator, 0));
     OK(vram_get_stats(allocator, 0, &stats, sizeof stats));
     CHECK(stats.active.all.current == 0 && stats.reserved_bytes.all.current == 0);
     CHECK(stats.num_ooms == out_of_memory);
     const double seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
     printf("soak: %llu allocations, %llu frees on %s, seed %llu: %.1f s, %.0f ns an event; peak %llu MiB allocated, "
-           "%llu reserved; out of memory %llu times; nothing live, nothing reserved, sound\n",
+           "%llu reserved; %llu driver calls took memory; out of memory %llu times; nothing live, nothing reserved, sound\n",
            (unsigned long long)stats.allocation.all.allocated, (unsigned long long)stats.allocation.all.freed, argv[1],
            (unsigned long long)seed, seconds, 1e9 * seconds / (double)events,
            (unsigned long long)(stats.allocated_bytes.all.peak >> 20),
-           (unsigned long long)(stats.reserved_bytes.all.peak >> 20), (unsigned long long)out_of_memory);
+           (unsigned long long)(stats.reserved_bytes.all.peak >> 20), (unsigned long long)stats.num_device_alloc,
+           (unsigned long long)out_of_memory);
     OK(vram_destroy(allocator));
     return 0;
 }
