@@ -286,7 +286,9 @@ fn captures_of_several_threads_do_not_mix() {
 fn nothing_waits_or_is_given_back_during_a_capture() {
     let torch = torch();
     let stream = torch.stream();
-    torch.free(torch.alloc(100 * MIB, stream));
+    let x = torch.alloc(100 * MIB, stream);
+    torch.launch(stream, x, 100 * MIB);
+    torch.free(x); // still used
     vram_torch_begin_allocate_to_pool(0, pool(21), null_mut());
     torch.sim.begin_capture(stream, CaptureMode::Global).unwrap();
     torch.sim.clear_log();
