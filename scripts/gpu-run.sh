@@ -1,8 +1,24 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, from binaries built elsewhere, so that the GPU machine needs no Rust: on the building
-# machine `scripts/gpu-run.sh build FOLDER`, on the GPU machine `FOLDER/gpu-run.sh run [PART...]` from the repository's
-# root. Parts: tests example table replay kernels sanitize (default: all).
+# machine `scripts/gpu-run.sh build FOLDER` (`build-c FOLDER`: only what sweep, bench and soak need), on the GPU machine
+# `FOLDER/gpu-run.sh run [PART...]` from the repository's root. Parts: tests example table replay kernels sanitize
+# (default: these), and sweep bench soak, which run PyTorch and CuPy on the library, and C programs. What those three say
+# in short comes last.
 set -euo pipefail
+
+build_c() {
+  local folder=$1 name
+  mkdir -p "$folder"
+  cargo build --release -p vramalloc-capi
+  cp "${CARGO_TARGET_DIR:-target}/release/libvramalloc_c.so" "$folder"
+  for name in api soak; do
+    # shellcheck disable=SC2016
+    cc -std=c11 -O2 -pthread -I capi/include "capi/tests/c/$name.c" -o "$folder/$name" -L "$folder" -lvramalloc_c \
+      -Wl,-rpath,'$ORIGIN'
+  done
+  strip "$folder"/{libvramalloc_c.so,api,soak}
+  cp "${BASH_SOURCE[0]}" "$folder/gpu-run.sh"
+}
 
 build() {
   local folder=$1
@@ -16,9 +32,20 @@ build() {
     cp "$(grep -o "\"executable\":\"[^\"]*/$name-[^\"]*\"" "$folder/build.json" | tail -n 1 | cut -d'"' -f4)" "$folder/$name"
   done
   rm "$folder/build.json"
+  build_c "$folder"
   strip "$folder"/{vramalloc,train_mlp,gpu,cuda_driver,table}
   cp "${BASH_SOURCE[0]}" "$folder/gpu-run.sh"
   du -sh "$folder"
+}
+
+# A Python script on the library; all of what it says goes to $OUT (or a folder of its own), the table to the summary.
+python_part() {
+  local name=$1 words=$2 here=$3 logs=${OUT:-$(mktemp -d)} result=0
+  shift 3
+  VRAMALLOC_LIBRARY="$here/libvramalloc_c.so" python3 "examples/python/$name.py" "$@" > "$logs/$name.txt" 2>&1 || result=1
+  sed '/^\(section\|model\) /,$d' "$logs/$name.txt" | tail -c 6000
+  sed -n '/^\(section\|model\) /,$p' "$logs/$name.txt" > "$words/$name"
+  return $result
 }
 
 run() {
@@ -27,7 +54,8 @@ run() {
   export VRAMALLOC_REQUIRE_GPU=1 VRAMALLOC_TRACES="$PWD/benches/traces"
   local parts=("$@")
   [ ${#parts[@]} -gt 0 ] || parts=(tests example table replay kernels sanitize)
-  local part failed=()
+  local part failed=() words
+  words=$(mktemp -d)
   for part in "${parts[@]}"; do
     printf '\n== %s\n' "$part"
     case $part in
@@ -44,15 +72,27 @@ run() {
         VRAMALLOC_TRACE_EVENTS=3000 compute-sanitizer --error-exitcode 9 "$here/gpu" --test-threads 1 --nocapture \
           --skip blocks_keep_their_contents_under_churn
         ;;
+      sweep) python_part sweep "$words" "$here" ;;
+      bench) python_part bench "$words" "$here" --json "${OUT:-$words}/bench.json" ;;
+      soak)
+        "$here/api" cuda:0 | tail -n 1 | tee "$words/soak-0" && for segments in fixed expandable; do
+          VRAMALLOC_CONF=segments:$segments "$here/soak" cuda:0 "${VRAMALLOC_SOAK_EVENTS:-10000000}" \
+            | sed "s/^/$segments: /" | tee "$words/soak-$segments" || break
+        done && [ -s "$words/soak-expandable" ]
+        ;;
       *) echo "no such part: $part" >&2; exit 2 ;;
     esac || failed+=("$part")
   done
+  printf '\n== in short\n'
+  rm -f "$words/bench.json"; cat "$words"/* 2> /dev/null || true
+  rm -r "$words"
   printf '\nfailed: %s\n' "${failed[*]:-nothing}"
   [ ${#failed[@]} -eq 0 ]
 }
 
 case ${1:-} in
   build) build "${2:?a folder}" ;;
+  build-c) build_c "${2:?a folder}" ;;
   run) shift; run "$@" ;;
-  *) sed -n '2,5p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,6p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac

@@ -1,12 +1,13 @@
 //! The caching allocator: the public face of one device's memory.
 
 use crate::block::NONE;
-use crate::config::{Config, Segments};
+use crate::config::{Config, Limit, Segments};
 use crate::device::{Device, Observer};
 use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, StreamKey};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::live::LiveTable;
 use crate::pool::{BlockHandle, RECORDED, RETIRED, Request, Taken};
+use crate::private::PrivatePool;
 use crate::reclaim;
 use crate::shared::Whole;
 use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SizeClass, round_request};
@@ -141,18 +142,31 @@ impl CachingAllocator {
     /// was freed last on that stream then waits for the whole device).
     pub fn retire_stream(&self, stream: &Stream) -> Result<()> {
         self.check_stream(stream)?;
-        let pool = &stream.pool;
-        self.inner.streams.write().remove(&pool.clock.key.id);
-        {
-            let mut core = pool.core.lock();
-            core.stats.attention |= RETIRED;
-            pool.unshare(&mut core);
+        let device = &*self.inner.device;
+        let id = stream.pool.clock.key.id;
+        let known = self.inner.streams.write().remove(&id);
+        let mut result = Ok(());
+        // Its own pool, and those that private pools have for it.
+        for pool in device.pools().iter().filter(|pool| pool.clock.key.id == id) {
+            {
+                let mut core = pool.core.lock();
+                core.stats.attention |= RETIRED;
+                pool.unshare(&mut core);
+            }
+            result = result.and(pool.clock.retire());
+            drop(pool.owner.lock().take());
         }
-        let result = pool.clock.retire();
-        drop(pool.owner.lock().take());
-        self.inner.device.keep_retired(pool);
+        if let Some(pool) = known {
+            device.keep_retired(&pool);
+        }
         self.reap();
         self.inner.device.checked(result)
+    }
+
+    /// A pool of memory that nobody else gets, for captured graphs; see [`PrivatePool`].
+    #[must_use]
+    pub fn private_pool(&self) -> PrivatePool {
+        PrivatePool::new(self.clone(), Arc::clone(&self.inner.device))
     }
 
     /// Forgets retired pools that hold nothing any more.
@@ -488,7 +502,30 @@ impl CachingAllocator {
     /// counts what this allocator reserves (not the CUDA context).
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
-        self.inner.device.limit
+        self.inner.device.limit()
+    }
+
+    /// Replaces the hard cap on reserved bytes. What is reserved beyond a lower one stays until it is given back.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for a part that is not within 0 to 1.
+    pub fn set_limit(&self, limit: Limit) -> Result<()> {
+        Config { limit, ..Config::default() }.check()?;
+        self.inner.device.set_limit(limit.bytes(self.inner.device.total_bytes));
+        Ok(())
+    }
+
+    /// Whether this process is a fork of the one that made the allocator. It must then leave the device's memory
+    /// alone: everything fails or does nothing, without a lock that a thread of the parent may have held.
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.inner.device.is_forked()
+    }
+
+    /// Whether `ptr` is a live allocation that was made, or let go, as a raw address.
+    #[must_use]
+    pub fn is_live_raw(&self, ptr: DevicePtr) -> bool {
+        self.inner.live.with(ptr, |_| ()).is_some()
     }
 
     /// Every segment and block, at one moment. Locks every pool for that moment.
@@ -696,7 +733,7 @@ impl Allocation {
             return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours });
         }
         let id = self.block().id();
-        if id != NONE && !std::ptr::eq(pool, &raw const *stream.pool) {
+        if id != NONE && pool.clock.key.id != stream.pool.clock.key.id {
             self.tag.fetch_or(RECORDED, Ordering::Relaxed);
             pool.core.lock().record_use(id, &stream.pool.clock);
         }

@@ -9,7 +9,7 @@ use crate::size::SizeClass;
 use crate::stats::{PeakBoard, PoolStats, Pools, Stat, StatArray, Visited};
 use crate::stream::StreamPool;
 use crate::supply::{self, Supply};
-use crate::sync::{Mutex, RwLock};
+use crate::sync::{AtomicU64, Mutex, Ordering, RwLock};
 use std::sync::{Arc, Weak};
 
 /// Called with the report when a request cannot be served, before the error is returned. No lock is held.
@@ -23,8 +23,10 @@ pub(crate) struct Device {
     pub(crate) expandable: bool,
     pub(crate) supply: Supply,
     pub(crate) total_bytes: u64,
-    /// The hard cap on reserved bytes.
-    pub(crate) limit: Option<u64>,
+    /// The hard cap on reserved bytes; `u64::MAX` for none.
+    limit: AtomicU64,
+    /// Captures into graphs that are under way: nothing is given back and nothing waited for meanwhile.
+    captures: AtomicU64,
     pub(crate) events: Arc<EventPool>,
     pub(crate) peaks: PeakBoard,
     pub(crate) ledger: Mutex<Ledger>,
@@ -74,7 +76,8 @@ impl Device {
         let total_bytes = driver.capabilities().total_bytes;
         let supply = Supply::new(driver.device(), driver.capabilities().page_bytes);
         Arc::new(Self {
-            limit: config.limit.bytes(total_bytes),
+            limit: AtomicU64::new(config.limit.bytes(total_bytes).unwrap_or(u64::MAX)),
+            captures: AtomicU64::new(0),
             events: EventPool::new(Arc::clone(&driver)),
             driver,
             config,
@@ -157,6 +160,34 @@ impl Device {
         self.pools.read().iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// The pools whose cached memory may be given to others: all but private ones that are not released.
+    pub(crate) fn releasable_pools(&self) -> Vec<Arc<StreamPool>> {
+        let mut pools = self.pools();
+        pools.retain(|pool| !pool.is_pinned());
+        pools
+    }
+
+    /// The hard cap on reserved bytes.
+    pub(crate) fn limit(&self) -> Option<u64> {
+        Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit != u64::MAX)
+    }
+
+    pub(crate) fn set_limit(&self, bytes: Option<u64>) {
+        self.limit.store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn begin_capture(&self) {
+        self.captures.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end_capture(&self) {
+        self.captures.fetch_sub(1, Ordering::AcqRel);
+    }
+
     /// Keeps the pool of a destroyed stream until it is empty.
     pub(crate) fn keep_retired(&self, pool: &Arc<StreamPool>) {
         self.retired.lock().push(Arc::clone(pool));
@@ -192,7 +223,7 @@ impl Device {
     pub(crate) fn claim(&self, bytes: u64) -> bool {
         let mut ledger = self.ledger.lock();
         let after = ledger.reserved_bytes.all.current.saturating_add(ledger.under_way).saturating_add(bytes);
-        if self.limit.is_some_and(|limit| after > limit) {
+        if self.limit().is_some_and(|limit| after > limit) {
             return false;
         }
         ledger.under_way += bytes;

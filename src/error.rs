@@ -161,6 +161,9 @@ pub struct OutOfMemory {
     pub pending: u64,
     /// Cached in pieces of segments that are partly in use: cannot be given back.
     pub inactive_split: u64,
+    /// Cached and unused, but not given back because a stream is being captured
+    /// ([`PrivatePool::capture`](crate::PrivatePool::capture)); 0 outside captures.
+    pub withheld: u64,
     /// The largest cached block that this stream could have used.
     pub largest_free: u64,
     /// Free on the device; `None` if the driver would not say.
@@ -202,6 +205,12 @@ impl OutOfMemory {
                 human_bytes(self.device_total)
             ));
             return advice;
+        }
+        if self.withheld > 0 {
+            advice.push(format!(
+                "{} are cached, and cannot be given back while a stream is captured: call empty_cache before the capture",
+                human_bytes(self.withheld)
+            ));
         }
         if self.cause == Cause::Limit {
             let limit = self.limit.unwrap_or_default();
@@ -268,6 +277,9 @@ impl fmt::Display for OutOfMemory {
         row("cached", self.cached())?;
         row("  largest free block", self.largest_free)?;
         row("  not releasable", self.inactive_split)?;
+        if self.withheld > 0 {
+            row("  withheld by a capture", self.withheld)?;
+        }
         row("reserved", self.reserved)?;
         if let Some(limit) = self.limit {
             row("limit", limit)?;

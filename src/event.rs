@@ -173,6 +173,15 @@ impl StreamClock {
         result.map(|_| ())
     }
 
+    /// Makes all epochs that are open by now pass only when the whole device is waited for. Returns the open one.
+    pub(crate) fn abandon(&self) -> u64 {
+        let mut closed = self.closed.lock();
+        closed.gone = true;
+        closed.queue.clear();
+        // Not the epoch that an event may have stood for a moment ago.
+        self.now.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
     /// Whether its epochs pass only when the whole device is waited for.
     pub(crate) fn is_gone(&self) -> bool {
         self.closed.lock().gone

@@ -32,6 +32,7 @@ mod lock;
 mod magazine;
 mod open;
 mod pool;
+mod private;
 mod process;
 mod reclaim;
 #[cfg(feature = "replay")]
@@ -55,6 +56,7 @@ pub use config::{Config, ConfigError, Limit, OnPending, RoundupDivisions, Segmen
 pub use driver::{DevicePtr, Driver, DriverError, DriverErrorKind, StreamHandle};
 pub use error::{Cause, Error, OutOfMemory, Result};
 pub use open::{DeviceChoice, OpenDevice, ParseDeviceError, why_no_gpu};
+pub use private::{Capturing, PrivatePool};
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, Stat, StatArray};
 pub use stream::Stream;

@@ -56,7 +56,9 @@ pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Take
     if request.bytes > device.total_bytes {
         return report(pool, request, wanted, Refusal::Device); // nothing that is given back could help
     }
-    collect_garbage(device)?;
+    if !device.is_capturing() {
+        collect_garbage(device)?;
+    }
     let refusal = if device.expandable {
         match allocate_expandable(pool, request)? {
             Ok(taken) => return Ok(taken),
@@ -84,6 +86,11 @@ fn allocate_fixed(pool: &Arc<StreamPool>, request: &Request, wanted: u64) -> Res
         Ok(taken) => return Ok(Ok(taken)),
         Err(refusal) => refusal,
     };
+    let smallest = align_up(request.padded_bytes(), SEGMENT_STEP_BYTES).unwrap_or(wanted);
+    if device.is_capturing() {
+        // To free or to wait would spoil the capture.
+        return if smallest == wanted { Ok(Err(refusal)) } else { grow(pool, request, smallest) };
+    }
     if release_one_fitting(device, wanted)? {
         match grow(pool, request, wanted)? {
             Ok(taken) => return Ok(Ok(taken)),
@@ -108,7 +115,6 @@ fn allocate_fixed(pool: &Arc<StreamPool>, request: &Request, wanted: u64) -> Res
     }
     release_all_cached(device)?;
     device.ledger.lock().alloc_retries += 1;
-    let smallest = align_up(request.padded_bytes(), SEGMENT_STEP_BYTES).unwrap_or(wanted);
     for bytes in [wanted, smallest] {
         match grow(pool, request, bytes)? {
             Ok(taken) => return Ok(Ok(taken)),
@@ -127,7 +133,8 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
     let device = &*pool.device;
     let supply = &device.supply;
     let grow = |beyond| supply::grow(supply, pool, request, beyond);
-    if device.config.on_pending == OnPending::Wait {
+    let capturing = device.is_capturing(); // to wait would spoil it
+    if device.config.on_pending == OnPending::Wait && !capturing {
         // Rather wait than take more than the slack.
         loop {
             match grow(Beyond::Forbidden)? {
@@ -143,6 +150,9 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
     };
     if let Ok(taken) = grow(Beyond::Spent)? {
         return Ok(Ok(taken));
+    }
+    if capturing {
+        return Ok(Err(refusal));
     }
     if device.config.on_pending != OnPending::Fail {
         while wait_for_oldest(pool) {
@@ -188,7 +198,8 @@ pub(crate) fn poll(pool: &StreamPool) -> usize {
     if epochs.is_empty() {
         return 0;
     }
-    for (clock, epoch) in epochs {
+    // During a capture nothing is asked: an event on the default stream could spoil it.
+    for (clock, epoch) in epochs.into_iter().filter(|_| !pool.device.is_capturing()) {
         if let Err(error) = clock.poll(epoch) {
             pool.device.defer(error);
         }
@@ -199,11 +210,14 @@ pub(crate) fn poll(pool: &StreamPool) -> usize {
 /// Waits for the device if memory waits for streams that are destroyed: nothing else tells when their work is done.
 /// Fixed segments need that for pending frees only, since giving them back waits by itself.
 pub(crate) fn finish_gone(device: &Device) {
+    if device.is_capturing() {
+        return;
+    }
     for pool in device.pools() {
         let (mut waits, free) = {
             let core = pool.core.lock();
             let waits: Vec<_> = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned()).collect();
-            (waits, if device.expandable { core.latest_free_epoch() } else { 0 })
+            (waits, if device.expandable && !pool.is_pinned() { core.latest_free_epoch() } else { 0 })
         };
         waits.push((Arc::clone(&pool.clock), free));
         for (clock, epoch) in waits {
@@ -232,7 +246,7 @@ fn finish(pool: &StreamPool) -> usize {
 /// Rung 2: past the threshold, gives back cached segments that were not used for longer than the average, until
 /// reserved is below it. (PyTorch's rule, for every pool, and also without a limit.)
 fn collect_garbage(device: &Device) -> Result<()> {
-    let base = device.limit.unwrap_or(device.total_bytes);
+    let base = device.limit().unwrap_or(device.total_bytes);
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let threshold = device.config.gc_threshold.map(|part| (part * base as f64) as u64);
     let Some(target) = [threshold, device.config.soft_limit_bytes].into_iter().flatten().min() else {
@@ -243,7 +257,7 @@ fn collect_garbage(device: &Device) -> Result<()> {
         supply::trim(&device.supply, device, target)?;
         return Ok(());
     }
-    let pools = device.pools();
+    let pools = device.releasable_pools();
     while excess > 0 {
         let mut candidates = Vec::new();
         for pool in &pools {
@@ -332,7 +346,7 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
 
 /// Rung 4: gives back the smallest cached segment, of any stream, that makes room for `bytes` by itself.
 fn release_one_fitting(device: &Device, bytes: u64) -> Result<bool> {
-    let pools = device.pools();
+    let pools = device.releasable_pools();
     let mut best: Option<(u64, &Arc<StreamPool>, u32)> = None;
     for pool in &pools {
         let core = pool.core.lock();
@@ -374,7 +388,7 @@ pub(crate) fn release_all_cached(device: &Device) -> Result<u64> {
         return supply::trim(&device.supply, device, 0);
     }
     let mut freed = 0;
-    for pool in &device.pools() {
+    for pool in &device.releasable_pools() {
         let unused: Vec<_> = pool.core.lock().unused_segments().map(|(number, ..)| (pool, number)).collect();
         freed += release(&unused)?;
     }
@@ -417,7 +431,19 @@ fn unpassed(device: &Device) -> u64 {
         let blocks = free.map(|id| &core.blocks[id]);
         blocks.filter(|block| !pool.clock.has_passed(block.epoch)).map(|block| block.size).sum::<u64>()
     };
-    device.pools().iter().map(bytes).sum()
+    device.releasable_pools().iter().map(bytes).sum()
+}
+
+/// Bytes of fixed segments that would go back to the driver if no capture were under way.
+fn withheld(device: &Device) -> u64 {
+    if device.expandable || !device.is_capturing() {
+        return 0;
+    }
+    let bytes = |pool: &Arc<StreamPool>| {
+        let core = pool.core.lock();
+        core.unused_segments().map(|(_, segment, _)| segment.bytes).sum::<u64>()
+    };
+    device.releasable_pools().iter().map(bytes).sum()
 }
 
 /// Rung 7: the error with its numbers; the observers hear of it first.
@@ -434,7 +460,7 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
         _ if device.config.on_pending == OnPending::Fail && pending + unpassed(device) >= request.bytes => {
             Cause::PendingWork
         }
-        Refusal::Limit if device.limit.is_some_and(|limit| request.bytes > limit) => Cause::Limit,
+        Refusal::Limit if device.limit().is_some_and(|limit| request.bytes > limit) => Cause::Limit,
         Refusal::AddressSpace => Cause::AddressSpace,
         _ if cached >= request.bytes => Cause::Fragmentation,
         Refusal::Limit => Cause::Limit,
@@ -453,10 +479,11 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
         reserved: device.reserved(),
         pending,
         inactive_split: split,
+        withheld: withheld(device),
         largest_free,
         device_free: device.driver.memory_info().ok().map(|info| info.free_bytes),
         device_total: device.total_bytes,
-        limit: device.limit,
+        limit: device.limit(),
         expandable: device.expandable,
         cause,
     };

@@ -5,10 +5,13 @@ use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamKey};
 use crate::error::Error;
 use crate::event::StreamClock;
-use crate::pool::{BlockHandle, Bounded, CLOSED, Expandable, Fixed, Kind, PoolCore, Request, Rules, Taken};
-use crate::process;
+use crate::pool::{
+    BlockHandle, Bounded, CLOSED, Expandable, Fixed, Kind, PoolCore, RETIRED, Request, Rules, Taken,
+};
+use crate::process::{self, Latch};
 use crate::segment::Segment;
 use crate::shared::Shelves;
+use crate::size::SizeClass;
 use crate::supply;
 use crate::sync::{AtomicU64, Mutex, Ordering, PoolGuard, PoolMutex};
 use std::any::Any;
@@ -43,6 +46,8 @@ pub(crate) struct StreamPool {
     pub(crate) owner: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
     /// The thread that a per-thread default stream belongs to.
     pub(crate) thread: Option<std::thread::ThreadId>,
+    /// Set once a private pool is released; `None` for a pool that never was private.
+    private: Option<Latch>,
 }
 
 /// Which compilation of the hot path a pool uses; see [`Kind`].
@@ -70,6 +75,20 @@ impl Hot {
 
 impl StreamPool {
     pub(crate) fn new(device: &Arc<Device>, key: StreamKey, thread: Option<std::thread::ThreadId>) -> Arc<Self> {
+        Self::build(device, key, thread, None)
+    }
+
+    /// A pool whose memory nobody else gets before [`release`](Self::release).
+    pub(crate) fn new_private(device: &Arc<Device>, key: StreamKey) -> Arc<Self> {
+        Self::build(device, key, None, Some(Latch::new()))
+    }
+
+    fn build(
+        device: &Arc<Device>,
+        key: StreamKey,
+        thread: Option<std::thread::ThreadId>,
+        private: Option<Latch>,
+    ) -> Arc<Self> {
         let number = device.peaks.register();
         let rules = Rules::new(&device.config, device.expandable);
         let is_plain = thread.is_none() && device.config.roundup_power2_divisions.is_off();
@@ -86,16 +105,43 @@ impl StreamPool {
             forks: device.forks,
             owner: Mutex::new(None),
             thread,
+            private,
         });
         device.add_pool(number, Arc::downgrade(&pool));
         pool
     }
 
-    /// The error of allocating on a retired stream.
+    /// Whether the pool's memory is nobody else's, cached or not: it is private and not released.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.private.as_ref().is_some_and(|released| !released.is_set())
+    }
+
+    /// Ends a private pool: it serves nothing any more. A graph that used its memory may still run, on any stream, so
+    /// what is cached passes with the whole device.
+    pub(crate) fn release(&self) {
+        let now = self.clock.abandon();
+        let mut core = self.core.lock();
+        core.stats.attention |= RETIRED;
+        self.unshare(&mut core);
+        for class in SizeClass::ALL {
+            let core = &mut *core;
+            let free: Vec<BlockId> = core.free[class.index()].iter(&core.blocks).collect();
+            for id in free {
+                core.blocks[id].epoch = now;
+            }
+        }
+        if let Some(released) = &self.private {
+            released.set();
+        }
+    }
+
+    /// The error of allocating on a retired stream, or from a private pool that is released.
     #[cold]
     pub(crate) fn retired(&self) -> Error {
         let kind = DriverErrorKind::StreamGone;
-        Error::Driver(DriverError::with_detail(crate::driver::Call::StreamId, kind, "it was retired"))
+        let released = self.private.is_some() && !self.is_pinned();
+        let why = if released { "its private pool was released" } else { "it was retired" };
+        Error::Driver(DriverError::with_detail(crate::driver::Call::StreamId, kind, why))
     }
 
     /// Another reference to this pool.

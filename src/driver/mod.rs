@@ -300,6 +300,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Ok(false)
     }
 
+    /// The capture into a graph that `stream` is part of, by a number that no two captures of a process share; `None` if
+    /// it is not being captured (`cuStreamGetCaptureInfo`).
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    fn capture_id(&self, stream: StreamKey) -> Result<Option<u64>> {
+        Ok(self.is_capturing(stream)?.then_some(0))
+    }
+
     /// Allocates `bytes` of page-locked host memory (`cuMemHostAlloc`).
     ///
     /// # Errors

@@ -76,10 +76,11 @@ impl<'a> Locked<'a> {
         let mut pieces = [Pieces::new(), Pieces::new()];
         for (owner, (core, pool)) in cores.iter_mut().zip(pools).enumerate() {
             core.searches = now;
+            let pinned = pool.is_pinned(); // nobody else's, and stays where it is
             for class in SizeClass::ALL {
                 for id in core.free[class.index()].iter(&core.blocks) {
                     let block = &core.blocks[id];
-                    let passed = pool.clock.has_passed(block.epoch);
+                    let passed = !pinned && pool.clock.has_passed(block.epoch);
                     let age = now.wrapping_sub(block.born);
                     pieces[class.index()].insert(block.addr, Piece { bytes: block.size, owner, id, age, passed });
                 }
@@ -123,9 +124,13 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Asks the driver how far the streams are whose free memory could be moved. Errors are kept for later.
+/// Asks the driver how far the streams are whose free memory could be moved. Errors are kept for later. Asks nothing during
+/// a capture: an event on the default stream could spoil it.
 pub(crate) fn poll_streams(device: &Device) {
-    for pool in device.pools() {
+    if !device.expandable || device.is_capturing() {
+        return;
+    }
+    for pool in device.releasable_pools() {
         let latest = pool.core.lock().latest_free_epoch();
         if let Err(error) = pool.clock.poll(latest) {
             device.defer(error);
@@ -137,7 +142,7 @@ pub(crate) fn poll_streams(device: &Device) {
 /// stream that cannot be waited for (it is being captured, or its event fails) does not keep the others back.
 pub(crate) fn wait_for_oldest(device: &Device) -> bool {
     let mut waits: Vec<(u32, Arc<StreamPool>, u64)> = Vec::new();
-    for pool in device.pools() {
+    for pool in device.releasable_pools() {
         let core = pool.core.lock();
         let free = SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
         let waiting = free.map(|id| &core.blocks[id]).filter(|block| !pool.clock.has_passed(block.epoch));
@@ -230,7 +235,7 @@ fn grow_once(
     };
     let (fresh, given_back) = (plan.fresh_bytes(), plan.releases.iter().map(|handle| handle.bytes).sum());
     *ahead = fresh > window.need;
-    if device.limit.is_some_and(|limit| reserved.saturating_add(fresh).saturating_sub(given_back) > limit) {
+    if device.limit().is_some_and(|limit| reserved.saturating_add(fresh).saturating_sub(given_back) > limit) {
         return Ok(Err(Refusal::Limit)); // before anything is created for nothing
     }
     let (epoch, moving) = detach(&mut locked, request.class, &window, &plan);

@@ -9,6 +9,7 @@ mod hooked;
 mod kinds;
 
 mod bad_free;
+mod captures;
 #[cfg(unix)]
 mod fork;
 mod fraction_base;

@@ -109,6 +109,9 @@ table! {
         mem_set_access = "cuMemSetAccess" (CUdeviceptr, usize, *const CUmemAccessDesc, usize);
         mem_granularity = "cuMemGetAllocationGranularity" (*mut usize, *const CUmemAllocationProp, c_uint);
         stream_id = "cuStreamGetId" (CUstream, *mut c_ulonglong);
+        stream_capture_info = "cuStreamGetCaptureInfo_v2" (
+            CUstream, *mut c_uint, *mut c_ulonglong, *mut c_void, *mut c_void, *mut c_void
+        );
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
         alloc_async = "cuMemAllocAsync" (*mut CUdeviceptr, usize, CUstream);
         free_async = "cuMemFreeAsync" (CUdeviceptr, CUstream);

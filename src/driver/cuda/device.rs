@@ -220,6 +220,23 @@ impl Driver for CudaDriver {
         Ok(status != 0)
     }
 
+    fn capture_id(&self, stream: StreamKey) -> Result<Option<u64>> {
+        let Some(info) = self.api.stream_capture_info else {
+            return Ok(self.is_capturing(stream)?.then_some(0));
+        };
+        if stream.handle == StreamHandle::DEFAULT || stream.handle == StreamHandle::LEGACY {
+            return Ok(None); // as above
+        }
+        let (mut status, mut id) = (0, 0);
+        self.invoke_on(Call::IsCapturing, stream, |_, stream| {
+            let none = ptr::null_mut();
+            // SAFETY: both pointers are valid for the call, the others may be null, and the stream is alive (see the
+            // module's documentation).
+            unsafe { info(opaque(stream.0), &raw mut status, &raw mut id, none, none, none) }
+        })?;
+        Ok((status != 0).then_some(id))
+    }
+
     fn alloc_host(&self, bytes: u64) -> Result<HostPtr> {
         let mut address = ptr::null_mut();
         self.invoke(Call::HostAlloc, Scope::Relaxed, |api| {

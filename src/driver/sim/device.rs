@@ -214,6 +214,11 @@ impl Driver for SimDriver {
         self.call(Call::IsCapturing, subject, |state, _| Ok(state.capture_of(stream)?.is_some()))
     }
 
+    fn capture_id(&self, stream: StreamKey) -> Result<Option<u64>> {
+        let subject = Subject { stream: Some(stream.handle), ..Subject::default() };
+        self.call(Call::IsCapturing, subject, |state, _| state.capture_of(stream))
+    }
+
     fn alloc_host(&self, bytes: u64) -> Result<HostPtr> {
         self.call(Call::HostAlloc, size(bytes), |state, _| state.host.alloc(bytes))
     }

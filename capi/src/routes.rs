@@ -1,0 +1,134 @@
+//! Captures into graphs: which allocation goes to which private pool.
+//!
+//! PyTorch says before a capture that allocations of its streams are to come from a pool, by number, and after it that
+//! the capture is over; much later, that a graph which used the pool is gone. Which streams a capture has, PyTorch
+//! would tell by a C++ object; here the driver is asked instead whether the stream is being captured.
+
+use crate::status::{Failure, Result};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
+use vramalloc::{CachingAllocator, Capturing, DevicePtr, PrivatePool, Stream};
+
+/// The number of a pool, as PyTorch has it.
+pub(crate) type PoolNumber = (u64, u64);
+
+/// One device's pools, and the captures into them.
+#[derive(Debug)]
+pub(crate) struct Routes {
+    /// How many captures are under way, to be read without the lock.
+    captures: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pools: FxHashMap<PoolNumber, Pool>,
+    /// Newest last.
+    captures: Vec<Capture>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    pool: PrivatePool,
+    /// Captures begun into it and not released.
+    uses: usize,
+}
+
+#[derive(Debug)]
+struct Capture {
+    number: PoolNumber,
+    pool: PrivatePool,
+    thread: ThreadId,
+    /// The driver's number of the capture, once an allocation has told it.
+    id: Option<u64>,
+    _capturing: Capturing,
+}
+
+impl Routes {
+    pub(crate) fn new() -> Self {
+        Self { captures: AtomicUsize::new(0), state: Mutex::default() }
+    }
+
+    /// Bytes that a pool holds.
+    #[cfg(test)]
+    pub(crate) fn reserved(&self, number: PoolNumber) -> u64 {
+        self.state.lock().pools[&number].pool.memory_reserved()
+    }
+
+    /// Whether a capture is under way.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.captures.load(Ordering::Acquire) > 0
+    }
+
+    /// A capture into the pool is about to begin. A pool that is not known, or released, begins anew.
+    pub(crate) fn begin(&self, allocator: &CachingAllocator, number: PoolNumber) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.captures.iter().any(|capture| capture.number == number) {
+            return Err(Failure::Argument(format!("pool {number:?} is being captured into already")));
+        }
+        let entry = state.pools.entry(number);
+        let pool = entry.or_insert_with(|| Pool { pool: allocator.private_pool(), uses: 0 });
+        pool.uses += 1;
+        let pool = pool.pool.clone();
+        let (thread, _capturing) = (std::thread::current().id(), pool.capture());
+        state.captures.push(Capture { number, pool, thread, id: None, _capturing });
+        self.captures.store(state.captures.len(), Ordering::Release);
+        log::debug!("device {}: capture into pool {number:?} begins", allocator.device());
+        Ok(())
+    }
+
+    /// The capture is over.
+    pub(crate) fn end(&self, number: PoolNumber) -> Result<()> {
+        let mut state = self.state.lock();
+        let found = state.captures.iter().rposition(|capture| capture.number == number);
+        let Some(index) = found else {
+            return Err(Failure::Argument(format!("no capture into pool {number:?} is under way")));
+        };
+        let ended = state.captures.remove(index);
+        self.captures.store(state.captures.len(), Ordering::Release);
+        drop(state);
+        log::debug!("capture into pool {number:?} ends, {} bytes", ended.pool.memory_reserved());
+        Ok(())
+    }
+
+    /// A graph that used the pool is gone. With the last one the pool goes.
+    pub(crate) fn release(&self, number: PoolNumber) -> Result<()> {
+        let mut state = self.state.lock();
+        let Some(pool) = state.pools.get_mut(&number) else {
+            return Err(Failure::Argument(format!("there is no pool {number:?} to release")));
+        };
+        pool.uses -= 1;
+        let gone = if pool.uses == 0 { state.pools.remove(&number) } else { None };
+        drop(state);
+        log::debug!("pool {number:?}: {}", if gone.is_some() { "released" } else { "one graph less" });
+        Ok(())
+    }
+
+    /// Allocates from the pool that the stream is being captured into; if it is not, as ever.
+    #[cold]
+    pub(crate) fn alloc(&self, allocator: &CachingAllocator, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        let pool = match allocator.driver().capture_id(stream.key())? {
+            Some(id) => self.pool_of(id),
+            None => None,
+        };
+        let Some(pool) = pool else { return Ok(allocator.alloc_raw(bytes, stream)?) };
+        Ok(allocator.alloc_raw(bytes, &pool.stream(stream)?)?)
+    }
+
+    /// The pool of a capture by the driver's number. One that is new here is the one that this thread announced last;
+    /// if it announced none (it may work for another), the newest one whose number is not known.
+    fn pool_of(&self, id: u64) -> Option<PrivatePool> {
+        let mut state = self.state.lock();
+        let captures = &mut state.captures;
+        let this = std::thread::current().id();
+        let known = captures.iter().rposition(|capture| capture.id == Some(id));
+        let own = || captures.iter().rposition(|capture| capture.id.is_none() && capture.thread == this);
+        let new = || captures.iter().rposition(|capture| capture.id.is_none());
+        let index = known.or_else(own).or_else(new)?;
+        captures[index].id = Some(id);
+        Some(captures[index].pool.clone())
+    }
+}

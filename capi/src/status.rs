@@ -1,0 +1,147 @@
+//! What a call answers: a status, and a text by thread.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use vramalloc::{ConfigError, DriverError, DriverErrorKind, Error, InvariantViolation};
+
+/// What a call answers. `vram_last_error` has the text.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It is done.
+    Ok = 0,
+    /// A pointer is null that must not be, a text is not UTF-8, or a number makes no sense.
+    InvalidArgument = 1,
+    /// The handle is null, destroyed, or none at all.
+    InvalidHandle = 2,
+    /// The configuration string is not understood, or the device cannot do what it says.
+    InvalidConfig = 3,
+    /// There is no such device, or it cannot be opened.
+    NoDevice = 4,
+    /// Everything has been tried; the text is the report.
+    OutOfMemory = 5,
+    /// The size is beyond any device.
+    SizeOverflow = 6,
+    /// The address was freed before.
+    NotLive = 7,
+    /// The address is not the start of an allocation of this allocator.
+    UnknownPointer = 8,
+    /// The stream is another device's.
+    WrongDevice = 9,
+    /// The driver failed, and not for want of memory.
+    Driver = 10,
+    /// The buffer is too small for the text; nothing was written to it.
+    BufferTooSmall = 11,
+    /// A file could not be written.
+    Io = 12,
+    /// The process was forked; only the parent may use the device.
+    Forked = 13,
+    /// A bug in this library, caught.
+    Internal = 14,
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("the argument '{0}' is null")]
+    Null(&'static str),
+    #[error("the argument '{0}' is not UTF-8")]
+    NotText(&'static str),
+    #[error("{0}")]
+    Argument(String),
+    #[error("{0:#x} is no allocator: it was destroyed, or never made by vram_create")]
+    Handle(u64),
+    #[error("{0}")]
+    Device(String),
+    #[error("the text needs {needed} bytes, the buffer has {capacity}")]
+    Buffer { needed: usize, capacity: usize },
+    #[error("'{path}' could not be written: {error}")]
+    Io { path: String, error: std::io::Error },
+    #[error(transparent)]
+    Invariant(#[from] InvariantViolation),
+    #[error(transparent)]
+    Core(#[from] Error),
+    #[error("a bug in vramalloc: {0}; please report it")]
+    Panic(String),
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::Core(error.into())
+    }
+}
+
+impl From<DriverError> for Failure {
+    fn from(error: DriverError) -> Self {
+        Self::Core(error.into())
+    }
+}
+
+impl Failure {
+    pub(crate) fn status(&self) -> Status {
+        match self {
+            Self::Null(_) | Self::NotText(_) | Self::Argument(_) => Status::InvalidArgument,
+            Self::Handle(_) => Status::InvalidHandle,
+            Self::Device(_) => Status::NoDevice,
+            Self::Buffer { .. } => Status::BufferTooSmall,
+            Self::Io { .. } => Status::Io,
+            Self::Invariant(_) | Self::Panic(_) => Status::Internal,
+            Self::Core(error) => match error {
+                Error::OutOfMemory(_) => Status::OutOfMemory,
+                Error::SizeOverflow { .. } => Status::SizeOverflow,
+                Error::NotLive { .. } => Status::NotLive,
+                Error::UnknownPointer { .. } => Status::UnknownPointer,
+                Error::WrongDevice { .. } => Status::WrongDevice,
+                Error::UnknownDevice { .. } => Status::NoDevice,
+                Error::InvalidConfig(_) | Error::NoVirtualMemory { .. } => Status::InvalidConfig,
+                Error::Driver(error) => match error.kind {
+                    DriverErrorKind::Unavailable => Status::NoDevice,
+                    DriverErrorKind::Forked => Status::Forked,
+                    _ => Status::Driver,
+                },
+                _ => Status::Driver,
+            },
+        }
+    }
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// The text of this thread's last failure; empty if it had none. Valid until the thread's next failure; it is not to be
+/// freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn vram_last_error() -> *const c_char {
+    // A thread that is about to end has no text any more.
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+pub(crate) fn remember(failure: &Failure) {
+    let text = failure.to_string().replace('\0', " ");
+    // As above; then nobody is left to ask for it.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
+}
+
+/// Runs `body`; a panic becomes a failure.
+pub(crate) fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        Err(Failure::Panic(text.unwrap_or_else(|| "it panicked".to_owned())))
+    })
+}
+
+/// The frame of every function that answers a status.
+pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
+    match caught(body) {
+        Ok(()) => Status::Ok,
+        Err(failure) => {
+            remember(&failure);
+            failure.status()
+        }
+    }
+}
