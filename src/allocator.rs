@@ -13,10 +13,11 @@ use crate::shared::Whole;
 use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SizeClass, round_request};
 use crate::stats::{Lane, MemoryStats, PoolStats, StatArray};
 use crate::stream::{Stream, StreamPool};
-use crate::sync::{AtomicU64, Ordering, RwLock};
+use crate::sync::RwLock;
 use rustc_hash::FxHashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The largest alignment that can be asked for, in bytes.
 pub const MAX_ALIGNMENT: u64 = SEGMENT_STEP_BYTES;

@@ -11,6 +11,7 @@
 
 use crate::block::{BlockId, NONE, Records};
 use crate::size::MIN_BLOCK_BYTES;
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
 /// Blocks looked at in one bin.
 pub(crate) const SCAN_MAX: usize = 32;
@@ -63,7 +64,16 @@ fn above(bit: usize) -> u64 {
 
 impl FreeIndex {
     pub(crate) fn new() -> Self {
-        Self(Box::new(Bins { rows: 0, bins: [0; ROWS], heads: [NONE; BINS] }))
+        const { assert!(NONE == 0) };
+        let layout = Layout::new::<Bins>();
+        // In place, and of pages that are zero already, rather than by way of the stack.
+        // SAFETY: the layout is not of size zero.
+        let bins: *mut Bins = unsafe { alloc_zeroed(layout) }.cast();
+        if bins.is_null() {
+            handle_alloc_error(layout);
+        }
+        // SAFETY: allocated just now by the global allocator with that layout; zeros are empty bins.
+        Self(unsafe { Box::from_raw(bins) })
     }
 
     /// Adds a block of `size` bytes, in its bin's order.

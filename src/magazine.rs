@@ -34,12 +34,12 @@ pub(crate) struct Magazine {
     pub(crate) open: bool,
     /// What was handed out less what was freed here.
     pub(crate) stats: PoolStats,
-    slots: [Slot; SLOTS],
+    slots: Vec<Slot>,
 }
 
 impl Magazine {
     pub(crate) fn new() -> Self {
-        Self { open: false, stats: PoolStats::new(), slots: [VACANT; SLOTS] }
+        Self { open: false, stats: PoolStats::new(), slots: vec![VACANT; SLOTS] }
     }
 
     #[inline]
@@ -76,6 +76,12 @@ impl Magazine {
         slot.blocks[slot.count] = block;
         slot.count += 1;
         true
+    }
+
+    /// Blocks in it.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.slots.iter().map(|slot| slot.count).sum()
     }
 
     /// Takes out everything.

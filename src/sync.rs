@@ -9,7 +9,7 @@ pub(crate) use parking_lot::{Mutex, RwLock};
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(vramalloc_shuttle)]
-pub(crate) use model::{Mutex, Mutex as PoolMutex, MutexGuard, MutexGuard as PoolGuard, RwLock};
+pub(crate) use model::{Mutex, Mutex as PoolMutex, MutexGuard as PoolGuard, RwLock};
 #[cfg(vramalloc_shuttle)]
 pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
 

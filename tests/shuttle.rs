@@ -228,3 +228,68 @@ fn a_limit_holds_for_two_threads_at_once() {
         world.finish();
     });
 }
+
+#[test]
+fn threads_meet_at_a_pool_and_share_it_by_magazines() {
+    explore(|| {
+        let world = World::new(2, Config::default());
+        let spawn = || {
+            world.spawn(|world| {
+                for _ in 0..3 {
+                    let allocation = world.alloc(4096, 0);
+                    world.overwrite(&allocation, 0);
+                }
+                let shared = world.alloc(4096, 0);
+                shared.record_stream(&world.streams[1].1).unwrap();
+                shared
+            })
+        };
+        let threads = [spawn(), spawn()];
+        let stats = world.allocator.memory_stats();
+        assert!(stats.allocated_bytes.all.peak >= stats.allocated_bytes.all.current);
+        world.allocator.validate().unwrap();
+        let held = threads.map(|thread| thread.join().unwrap());
+        let ends: Vec<_> = held.iter().map(|a| (a.ptr().0, a.ptr().0 + a.block_bytes())).collect();
+        assert!(ends[0].1 <= ends[1].0 || ends[1].1 <= ends[0].0);
+        let stats = world.allocator.memory_stats();
+        let allocated = stats.allocated_bytes.all;
+        assert_eq!((allocated.current, allocated.allocated, allocated.freed), (8192, 32_768, 24_576));
+        assert!((8192..=16_384).contains(&allocated.peak), "{allocated:?}");
+        drop(held);
+        world.finish();
+    });
+}
+
+#[test]
+fn a_stream_is_retired_while_threads_share_it() {
+    explore(|| {
+        let world = World::new(1, Config::default());
+        let spawn = || {
+            world.spawn(|world| {
+                for _ in 0..2 {
+                    // Refused once the stream is retired.
+                    let Ok(allocation) = world.allocator.alloc(4096, &world.streams[0].1) else { return };
+                    drop(allocation);
+                }
+            })
+        };
+        let threads = [spawn(), spawn()];
+        world.allocator.retire_stream(&world.streams[0].1).unwrap();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        world.finish();
+    });
+}
+
+#[test]
+fn the_allocator_goes_while_its_memory_is_freed() {
+    explore(|| {
+        let world = World::new(1, Config::default());
+        let (first, second) = (world.alloc(MIB, 0), world.alloc(MIB, 0));
+        let sim = Arc::clone(&world.sim);
+        let threads = [thread::spawn(move || drop(first)), thread::spawn(move || drop(second))];
+        drop(world);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        sim.assert_clean();
+        assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
+    });
+}
