@@ -3,11 +3,13 @@
 
     python3 examples/python/bench.py [MODEL...]          # prints a table; --json FILE keeps the figures
 
-Each run is a process of its own, with the same seeds and deterministic kernels. `--repeat N` runs each N times, in turn,
-and takes the fastest: clocks vary. `--device cpu` only shows that the models run.
+Each run is a process of its own, with the same seeds and deterministic kernels, so that step N is the same work in each.
+Allocators take turns, `--repeat` times, back and forth, while `--budget` seconds last. A step's time is the least of its
+repetitions, since what disturbs it only adds; the first steps are not timed. `--device cpu` only shows that the models run.
 """
 
 import argparse
+import gc
 import json
 import os
 import pathlib
@@ -16,7 +18,6 @@ import subprocess
 import sys
 import time
 
-HERE = pathlib.Path(__file__).resolve().parent
 ALLOCATORS = {
     "native": {},
     "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -26,7 +27,6 @@ ALLOCATORS = {
 
 def child(model, allocator, device, steps, tiny):
     """One run, in this process; prints its figures as the last line."""
-    sys.path.insert(0, str(HERE))
     import torch
 
     import models
@@ -42,19 +42,29 @@ def child(model, allocator, device, steps, tiny):
     function, default_steps = models.ALL[model]
     steps = steps or default_steps
     warmup = min(models.WARMUP[model], steps - 1)
-    synchronize = torch.cuda.synchronize if device != "cpu" else lambda: None
-    losses, seconds = [], []
+    on_gpu = device != "cpu"
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+    losses, seconds, gpu_seconds = [], [], []
     run = function(device, steps, tiny)
-    for _ in range(steps):
+    for step in range(steps):
+        if step == warmup:
+            gc.collect()
+            gc.freeze()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if on_gpu else None
         synchronize()
         start = time.perf_counter()
+        if on_gpu:
+            events[0].record()
         losses.append(next(run))
+        if on_gpu:
+            events[1].record()
         synchronize()
         seconds.append(time.perf_counter() - start)
-    timed = seconds[warmup:]
-    result = {"model": model, "allocator": allocator, "losses": losses, "seconds": sum(timed) / len(timed),
-              "median": statistics.median(timed), "first": sum(seconds[:warmup])}
-    if device != "cpu":
+        if on_gpu:
+            gpu_seconds.append(events[0].elapsed_time(events[1]) / 1e3)
+    result = {"model": model, "allocator": allocator, "losses": losses, "seconds": seconds[warmup:],
+              "gpu_seconds": gpu_seconds[warmup:], "first": sum(seconds[:warmup])}
+    if on_gpu:
         stats = torch.cuda.memory_stats()
         for key in ("allocated", "reserved", "requested"):
             result[key] = stats[f"{key}_bytes.all.peak"]
@@ -66,7 +76,8 @@ def child(model, allocator, device, steps, tiny):
 
 def start(model, allocator, args):
     env = {name: value for name, value in os.environ.items() if name not in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
-    env.update(ALLOCATORS[allocator], CUBLAS_WORKSPACE_CONFIG=":4096:8", PYTHONWARNINGS="ignore")
+    env.update(ALLOCATORS[allocator], CUBLAS_WORKSPACE_CONFIG=":4096:8", PYTHONWARNINGS="ignore",
+               PYTHONHASHSEED="0")
     command = [sys.executable, __file__, "--run", allocator, "--device", args.device, "--steps", str(args.steps), model]
     command += ["--tiny"] if args.tiny else []
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -85,7 +96,8 @@ def main():
     parser.add_argument("--run", choices=ALLOCATORS, help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=270.0, help="seconds after which nothing is repeated")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
@@ -93,37 +105,97 @@ def main():
         child(args.models[0], args.run, args.device, args.steps, args.tiny)
         return 0
     names = args.models or ["resnet50", "gpt2_amp", "llama_generate", "unet_multires"]
-    results, failed = [], False
-    for model in names:
-        best = {}
-        for _ in range(args.repeat):
-            for allocator in ALLOCATORS:
+    began = time.monotonic()
+    runs = {(model, allocator): [] for model in names for allocator in ALLOCATORS}
+    failed = False
+    # All models once, then all again: what the budget cuts are repetitions.
+    for turn in range(args.repeat):
+        for model in names:
+            spent = time.monotonic() - began
+            if turn and spent + spent / (turn * len(names) + names.index(model)) > args.budget:
+                print(f"{model}: only {turn} of {args.repeat} repetitions: {args.budget:.0f} s are nearly over")
+                continue
+            for allocator in list(ALLOCATORS)[:: -1 if turn % 2 else 1]:
                 result = start(model, allocator, args)
                 failed |= result is None
-                if result and (allocator not in best or result["median"] < best[allocator]["median"]):
-                    best[allocator] = result
-        results.append((model, best))
+                runs[model, allocator] += [result] if result else []
         if args.json:
-            args.json.write_text(json.dumps([best for _, best in results]))
-    table(results)
-    same = all(len({tuple(result["losses"]) for result in best.values()}) == 1 for _, best in results)
-    print("losses: the same" if same else "losses: DIFFERENT")
-    return int(failed or not same)
+            args.json.write_text(json.dumps([result for results in runs.values() for result in results]))
+    merged = {model: {allocator: merge(runs[model, allocator]) for allocator in ALLOCATORS if runs[model, allocator]}
+              for model in names}
+    table(merged)
+    wrong = verdicts(merged) if args.device != "cpu" else []
+    same = all(same_losses(best) and len(best) == len(ALLOCATORS) for best in merged.values())
+    print("losses: the same everywhere" if same else "losses: DIFFERENT, or a run is missing")
+    for text in wrong:
+        print(f"not met: {text}")
+    print(f"{time.monotonic() - began:.0f} s in all")
+    return int(failed or not same or bool(wrong))
 
 
-def table(results):
+def merge(results):
+    """Several runs of the same as one: of each step the least time; of memory the most; the losses of all."""
+    merged = dict(results[0], runs=len(results), losses=[result["losses"] for result in results])
+    for key in ("seconds", "gpu_seconds"):
+        merged[key] = [min(times) for times in zip(*(result[key] for result in results))]
+    for key in ("allocated", "reserved", "requested", "retries", "first"):
+        if key in merged:
+            merged[key] = max(result[key] for result in results)
+    return merged
+
+
+def same_losses(best):
+    return len({tuple(losses) for result in best.values() for losses in result["losses"]}) == 1
+
+
+def ratio_to(base, result, key):
+    """How long all steps took, native being 1; None if there is nothing to compare."""
+    return sum(result[key]) / sum(base[key]) if base and base[key] and result[key] else None
+
+
+def reserved_ratio(result):
+    return result["reserved"] / result["allocated"]
+
+
+def verdicts(merged):
+    """What was asked of vramalloc and is not so: least memory of the three, at most 1.05 of what is allocated; speed
+    within 2 % of native's."""
+    wrong = []
+    for model, best in merged.items():
+        ours, native = best.get("vramalloc"), best.get("native")
+        if not ours or not native:
+            continue
+        if reserved_ratio(ours) > 1.05:
+            wrong.append(f"{model}: reserved is {reserved_ratio(ours):.4f} of allocated, not 1.05 or less")
+        for name, other in best.items():
+            if other["reserved"] < ours["reserved"]:
+                wrong.append(f"{model}: reserved {ours['reserved']} bytes, {name} only {other['reserved']}")
+        slower = ratio_to(native, ours, "seconds")
+        if slower > 1.02:
+            wrong.append(f"{model}: {slower:.4f} of native's time a step, not 1.02 or less")
+    return wrong
+
+
+def table(merged):
     gib = 1 << 30
-    row = "{:<15}{:<11}{:>9}{:>9}{:>8}{:>11}{:>10}{:>9}{:>9}  {}".format
-    print(row("model", "allocator", "alloc GiB", "resv GiB", "ratio", "ms a step", "to native", "1st s", "retries", "last loss"))
-    for model, best in results:
-        base = best.get("native", {}).get("median")
+    row = "{:<15}{:<11}{:>5}{:>10}{:>10}{:>8}{:>10}{:>11}{:>10}{:>11}{:>8}{:>9}  {}".format
+    print(row("model", "allocator", "runs", "alloc GiB", "resv GiB", "ratio", "s a step", "median s", "to native",
+              "by events", "1st s", "retries", "losses"))
+
+    def shown(value, form):
+        return "-" if value is None else format(value, form)
+
+    for model, best in merged.items():
+        base = best.get("native")
         for allocator, result in best.items():
-            allocated, reserved = result.get("allocated", 0), result.get("reserved", 0)
-            speed = f"{result['median'] / base:.3f}" if base else "-"
-            ratio = f"{reserved / allocated:.4f}" if allocated else "-"
-            print(row(model, allocator, f"{allocated / gib:.3f}", f"{reserved / gib:.3f}", ratio,
-                      f"{1e3 * result['median']:.2f}", speed, f"{result['first']:.2f}", result.get("retries", "-"),
-                      f"{result['losses'][-1]:.6g}"))
+            same = base and same_losses({"native": base, allocator: result})
+            ratio = reserved_ratio(result) if "allocated" in result else None
+            print(row(model, allocator, result["runs"], f"{result.get('allocated', 0) / gib:.3f}",
+                      f"{result.get('reserved', 0) / gib:.3f}", shown(ratio, ".4f"),
+                      f"{statistics.mean(result['seconds']):.5f}", f"{statistics.median(result['seconds']):.5f}",
+                      shown(ratio_to(base, result, "seconds"), ".4f"), shown(ratio_to(base, result, "gpu_seconds"), ".4f"),
+                      f"{result['first']:.2f}", result.get("retries", "-"),
+                      f"{'equal' if same else 'DIFFERENT'}, last {result['losses'][0][-1]:.6g}"))
 
 
 if __name__ == "__main__":

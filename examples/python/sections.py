@@ -48,8 +48,8 @@ def current(torch, what):
 
 
 def drop_workspaces(torch):
-    """PyTorch keeps a workspace for each cuBLAS handle and stream that multiplied (32 MiB and 1 MiB here) in every allocator, and
-    never gives them back by itself: not a leak, but they hide one. Dropped, each is made anew when it is needed."""
+    """PyTorch keeps a workspace for each cuBLAS handle and stream that multiplied (32 MiB and 1 MiB here), whatever the
+    allocator, and never gives one back by itself: not a leak, but it hides one. They are made anew when they are needed."""
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
 
@@ -187,7 +187,8 @@ def streams(torch, out, ours):
     out["bounds"] = bounds
     wrong = (bounds.cpu() != torch.arange(400.0)[:, None]).any(1).nonzero().flatten().tolist()
     if wrong:
-        raise AssertionError(f"memory was reused while another stream read it, in steps {wrong[:20]}: {bounds[wrong[:20]].tolist()}")
+        found = bounds[wrong[:10]].tolist()
+        raise AssertionError(f"memory was reused while another stream read it, in steps {wrong[:10]}: {found}")
 
     late_reader(torch, True, 1)  # loads the kernels
     cycles, reused = 1 << 28, {}
@@ -350,7 +351,8 @@ def graphs(torch, out, ours):
     out.at_most_natives("allocated more after 9 captures", allocated[-1] - allocated[2])
     out.at_most_natives("reserved more after 9 captures", reserved[-1] - reserved[2], slack=4 * MIB)
     if max(allocated[-1] - allocated[2], reserved[-1] - reserved[2]) > 4 * MIB:
-        raise AssertionError(f"graphs leave memory behind: allocated {allocated}, reserved {reserved}, live: {live_blocks(torch, ours)}")
+        live = live_blocks(torch, ours)
+        raise AssertionError(f"graphs leave memory behind: allocated {allocated}, reserved {reserved}, live {live}")
 
 
 def loader(torch, out, ours):
@@ -500,7 +502,7 @@ def mempool(torch, out, ours):
     if ours:
         held = vramalloc.stats()["allocated_bytes.all.current"]
         if held > left:
-            raise AssertionError(f"PyTorch keeps {left} bytes of the pool, vramalloc {held}: {live_blocks(torch, ours)}")
+            raise AssertionError(f"PyTorch keeps {left} bytes of segments, vramalloc {held}: {live_blocks(torch, ours)}")
         vramalloc.validate()
 
 

@@ -208,7 +208,8 @@ def main():
                 verdict = "the same"
                 memory += [f"memory that stays, {name}:", *figures(a, b)] if a.seen or b.seen else []
                 if b.error and b.error[0] == "cannot":
-                    cannots = {key: (json.loads(a.error[1]).get(key), words) for key, words in json.loads(b.error[1]).items()}
+                    theirs = json.loads(a.error[1])
+                    cannots = {key: (theirs.get(key), words) for key, words in json.loads(b.error[1]).items()}
                     rows.append((name, mode, "see below", "", "", a.seconds, b.seconds))
                     continue
                 equal, close, different = compare(a.values, b.values, mode)
@@ -216,7 +217,7 @@ def main():
                 if b.error or a.error or different or not equal:
                     verdict, failed = "FAILED", True
                     details += [f"--- {name} ({mode})"]
-                    details += [f"{who}: {error[1]}" for who, error in (("native", a.error), (mode, b.error)) if error]
+                    details += [f"{who}: {went.error[1]}" for who, went in (("native", a), (mode, b)) if went.error]
                     details += different[:10]
                     details += [said[-1500:]] if b.error else []
                 rows.append((name, mode, verdict, equal, close, a.seconds, b.seconds))
