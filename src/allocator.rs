@@ -5,6 +5,8 @@ use crate::config::{Config, Segments};
 use crate::device::{Device, Observer};
 use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, StreamKey};
 use crate::error::{Error, OutOfMemory, Result};
+#[cfg(feature = "cuda")]
+use crate::event::{EventPool, StreamClock};
 use crate::live::LiveTable;
 use crate::pool::{Request, Taken};
 use crate::reclaim;
@@ -15,7 +17,7 @@ use crate::stats::{Lane, MemoryStats, PoolStats, StatArray};
 use crate::stream::{Stream, StreamPool};
 use crate::sync::{MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The largest alignment that can be asked for, in bytes.
 pub const MAX_ALIGNMENT: u64 = SEGMENT_STEP_BYTES;
@@ -46,7 +48,7 @@ pub struct CachingAllocator {
     inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     device: Arc<Device>,
     /// By the stream's identity.
     streams: RwLock<FxHashMap<u64, Arc<StreamPool>>>,
@@ -76,6 +78,7 @@ impl CachingAllocator {
         let device = Device::new(driver, config, expandable);
         let inner = Inner { device, streams: RwLock::new(FxHashMap::default()), live: LiveTable::new() };
         let allocator = Self { inner: Arc::new(inner) };
+        allocator.inner.device.front.get_or_init(|| Arc::downgrade(&allocator.inner));
         if initial > 0 {
             allocator.reserve(initial - initial % SEGMENT_STEP_BYTES)?;
         }
@@ -552,6 +555,18 @@ impl CachingAllocator {
         self.inner.device.driver.device()
     }
 
+    /// Its events, for clocks beside those of its streams.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn events(&self) -> Arc<EventPool> {
+        Arc::clone(&self.inner.device.events)
+    }
+
+    /// Keeps an error for [`take_deferred_error`](Self::take_deferred_error).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn defer(&self, error: DriverError) {
+        self.inner.device.defer(error);
+    }
+
     /// The driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
@@ -668,6 +683,33 @@ impl Allocation {
             self.pool.core.lock().record_use(self.id, &stream.pool.clock);
         }
         Ok(())
+    }
+
+    /// The allocator that it came from.
+    pub(crate) fn allocator(&self) -> Result<CachingAllocator> {
+        let device = &self.pool.device;
+        let inner = device.front.get().and_then(Weak::upgrade);
+        let inner = inner.ok_or_else(|| Error::AllocatorGone { device: device.driver.device() })?;
+        Ok(CachingAllocator { inner })
+    }
+
+    /// What all memory of the device shares.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.pool.device
+    }
+
+    /// Its stream's clock.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn clock(&self) -> &Arc<StreamClock> {
+        &self.pool.clock
+    }
+
+    /// Announces a use that only `clock` can tell the end of.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn record_clock(&self, clock: &Arc<StreamClock>) {
+        if self.id != NONE {
+            self.pool.core.lock().record_use(self.id, clock);
+        }
     }
 
     /// For the table of raw addresses when the allocator goes: the memory stays as it is.

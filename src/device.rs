@@ -1,5 +1,6 @@
 //! What all pools of one device share: the driver, the configuration, what is reserved, failures.
 
+use crate::allocator::Inner;
 use crate::config::Config;
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::error::{Error, OutOfMemory, Result};
@@ -10,7 +11,7 @@ use crate::stats::{PeakBoard, Pools, Stat, StatArray, Visited};
 use crate::stream::StreamPool;
 use crate::supply::{self, Supply};
 use crate::sync::{Mutex, RwLock};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Called with the report when a request cannot be served, before the error is returned. No lock is held.
 pub(crate) type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
@@ -39,6 +40,8 @@ pub(crate) struct Device {
     /// [`process::forks`] at construction.
     pub(crate) forks: u64,
     pub(crate) observers: RwLock<Vec<Observer>>,
+    /// The allocator, which owns the device.
+    pub(crate) front: OnceLock<Weak<Inner>>,
 }
 
 impl std::fmt::Debug for Device {
@@ -87,6 +90,7 @@ impl Device {
             lost: Latch::new(),
             forks: process::watch_forks(),
             observers: RwLock::new(Vec::new()),
+            front: OnceLock::new(),
         })
     }
 

@@ -68,6 +68,12 @@ pub enum Error {
         /// The devices that there are.
         known: Vec<u32>,
     },
+    /// The allocator that the memory came from is gone, so there is nothing to allocate more from.
+    #[error("the allocator of device {device} is gone; keep a clone of it for as long as you allocate")]
+    AllocatorGone {
+        /// The device.
+        device: u32,
+    },
     /// The configuration was refused.
     #[error(transparent)]
     InvalidConfig(#[from] ConfigError),

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | [`Stream`] | what allocations are made on; look it up once and keep it |
 //! | [`Allocation`] | device memory that is freed when dropped |
+//! | [`DeviceBuffer`] | the same, typed: views, copies, and everything that cudarc's `CudaSlice` goes into |
 //! | [`Config`] | kinds of segments, limits, thresholds; also from a string, also from `VRAMALLOC_CONF` |
 //! | [`MemoryStats`], [`Snapshot`] | what it did, what it holds |
 //! | [`Error`], [`OutOfMemory`] | what went wrong, with the numbers |
@@ -21,7 +22,10 @@ pub mod driver;
 mod allocator;
 mod allocators;
 mod block;
+pub mod buffer;
 pub mod config;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 mod error;
 mod event;
@@ -47,6 +51,7 @@ mod validate;
 
 pub use allocator::{Allocation, CachingAllocator, MAX_ALIGNMENT};
 pub use allocators::Allocators;
+pub use buffer::{DeviceBuffer, DeviceView, DeviceViewMut};
 pub use config::{Config, ConfigError, Limit, OnPending, RoundupDivisions, Segments};
 pub use driver::{DevicePtr, Driver, DriverError, DriverErrorKind, StreamHandle};
 pub use error::{Cause, Error, OutOfMemory, Result};
