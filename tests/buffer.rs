@@ -117,7 +117,7 @@ fn no_values_cost_no_call() {
 #[test]
 fn a_type_of_large_alignment_gets_it() {
     #[repr(C, align(4096))]
-    #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::AnyBitPattern)]
+    #[derive(Clone, Copy, bytemuck::AnyBitPattern)]
     struct Page([u8; 4096]);
     let Bench { allocator, stream, .. } = bench();
     let _odd = allocator.alloc(512, &stream).expect("alloc");
