@@ -46,6 +46,12 @@ impl CudaAllocator {
         Ok(Self { shared: Shared::new(allocator, driver, Arc::clone(context)) })
     }
 
+    /// The allocator below, for streams that are not cudarc's.
+    #[must_use]
+    pub fn allocator(&self) -> &CachingAllocator {
+        &self.shared.allocator
+    }
+
     /// The context.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
