@@ -299,7 +299,12 @@ fn split_for_good<'a>(mut view: CudaViewMut<'a, u8>, mid: usize) -> (CudaViewMut
     let (left, right) = view.split_at_mut(mid);
     // SAFETY: only lifetimes change. The halves borrow `view` for no other reason than to be the only ones, which they
     // are, as it is given up here; what they point to lives for 'a.
-    unsafe { (mem::transmute::<CudaViewMut<'_, u8>, _>(left), mem::transmute::<CudaViewMut<'_, u8>, _>(right)) }
+    unsafe {
+        (
+            mem::transmute::<CudaViewMut<'_, u8>, CudaViewMut<'a, u8>>(left),
+            mem::transmute::<CudaViewMut<'_, u8>, CudaViewMut<'a, u8>>(right),
+        )
+    }
 }
 
 /// Whether it is the stream's state that stands in the way, which is nobody's fault.

@@ -83,6 +83,7 @@ pub(super) struct Shells {
     /// By address.
     idle: FxHashMap<u64, Box<Shell>>,
     /// Those of allocations of no bytes, which have no address.
+    #[allow(clippy::vec_box, reason = "they come and go as boxes")]
     empty: Vec<Box<Shell>>,
 }
 

@@ -51,7 +51,7 @@ impl<T> DeviceBuffer<T> {
                 slice
             })
         });
-        let slice = allocation.device().checked(slice.flatten())?;
+        let slice = allocation.device().checked(slice.and_then(|slice| slice))?;
         Ok(CudaSliceGuard { slice, buffer: ManuallyDrop::new(self) })
     }
 }
@@ -68,7 +68,7 @@ fn give_up<T>(slice: CudaSlice<T>, buffer: &DeviceBuffer<T>) {
         .in_context(Call::StreamWait, || apart(context, Call::StreamWait, || slice.take().map(CudaSlice::leak)));
     std::mem::forget(slice); // still there if the driver must not be asked any more
     let noted = uses.after(allocation, allocation.clock().key, Access::Write);
-    let failed = joined.flatten().err().or(match noted {
+    let failed = joined.and_then(|joined| joined).err().or(match noted {
         Err(Error::Driver(error)) => Some(error),
         _ => None,
     });
@@ -146,12 +146,12 @@ impl<T> CudaSliceLease<T> {
     ///
     /// # Errors
     /// Both, as they were, if it is another slice.
-    pub fn adopt(self, slice: CudaSlice<T>) -> std::result::Result<CudaSliceGuard<T>, (Self, CudaSlice<T>)> {
+    pub fn adopt(self, slice: CudaSlice<T>) -> std::result::Result<CudaSliceGuard<T>, Box<(Self, CudaSlice<T>)>> {
         let here = self.buffer.memory().binding.bound().uses().known.cuda.context();
         let (ptr, guard) = slice.device_ptr(slice.stream());
         std::mem::forget(guard); // it would record a use that is none
         if ptr != self.buffer.ptr().0 || slice.len() != self.buffer.len() || slice.stream().context() != here {
-            return Err((self, slice));
+            return Err(Box::new((self, slice)));
         }
         Ok(CudaSliceGuard { slice: ManuallyDrop::new(slice), buffer: self.buffer })
     }

@@ -40,7 +40,7 @@ fn a_slice_is_written_and_lent_by_value() {
     let (bare, lease) = unsafe { slice.release() };
     assert_eq!(sum(&other, &bare), 0);
     let foreign = stream.alloc_zeros::<u32>(3).expect("cudarc's own");
-    let (lease, foreign) = lease.adopt(foreign).expect_err("not the one");
+    let (lease, foreign) = *lease.adopt(foreign).expect_err("not the one");
     drop(foreign);
     let x = lease.adopt(bare).map_err(|_| "refused").expect("the one").into_buffer();
     assert_eq!(x.to_vec().expect("download"), [0; 3]);

@@ -84,7 +84,7 @@ impl CostModel {
             Call::CopyOnDevice | Call::Fill => self.memory,
             _ => 0,
         };
-        if bandwidth == 0 { 0 } else { bytes.saturating_mul(1000) / bandwidth }
+        bytes.saturating_mul(1000).checked_div(bandwidth).unwrap_or(0)
     }
 
     /// The same model with other `points` (bytes, nanoseconds) for one call; no points make it free of charge.

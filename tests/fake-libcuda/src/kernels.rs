@@ -11,14 +11,14 @@
 use crate::streams::stream;
 use crate::{ILLEGAL_ADDRESS, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, Result, answer, functions, refused};
 use std::ffi::{CStr, c_char, c_uint, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use vramalloc::driver::sim::Work;
 use vramalloc::driver::{DevicePtr, Driver};
 
 /// What a loaded module has.
 pub struct Module {
     kernels: Vec<String>,
-    functions: Mutex<Vec<Box<Function>>>,
+    functions: Mutex<Vec<Arc<Function>>>,
 }
 
 /// A kernel of a module.
@@ -48,9 +48,8 @@ fn timed(work: Work, nanos: u64) -> Work {
 unsafe fn launch(name: &str, handle: u64, parameters: *mut *mut c_void) -> Result {
     let (device, key) = stream(handle)?;
     // SAFETY: the kernels' parameters, as listed above.
-    let (number, word) = unsafe {
-        (|index| parameter::<u64>(parameters, index), |index| parameter::<u32>(parameters, index))
-    };
+    let (number, word) =
+        unsafe { (|index| parameter::<u64>(parameters, index), |index| parameter::<u32>(parameters, index)) };
     let queue = |work| device.launch(key, work).map_err(|_| ILLEGAL_ADDRESS);
     match name {
         "wait_and_store" => {
@@ -95,9 +94,9 @@ functions! {
         if !module.kernels.contains(&name) {
             return Err(NOT_FOUND);
         }
-        let function = Box::new(Function { name });
+        let function = Arc::new(Function { name });
         // SAFETY: CUDA's contract.
-        unsafe { answer(place, &raw const *function)? };
+        unsafe { answer(place, Arc::as_ptr(&function))? };
         module.functions.lock().unwrap_or_else(PoisonError::into_inner).push(function);
         Ok(())
     }

@@ -19,7 +19,11 @@ fn host(pointer: *const c_void) -> HostPtr {
 }
 
 /// Runs a copy on a stream, unless it is one of no bytes.
-fn copy(handle: u64, bytes: usize, queue: impl FnOnce(&dyn Driver, StreamKey) -> vramalloc::driver::Result<()>) -> Result {
+fn copy(
+    handle: u64,
+    bytes: usize,
+    queue: impl FnOnce(&dyn Driver, StreamKey) -> vramalloc::driver::Result<()>,
+) -> Result {
     let (device, key) = stream(handle)?;
     if bytes == 0 {
         return Ok(());
@@ -180,7 +184,7 @@ functions! {
     }
 
     fn cuMemsetD32Async(target: u64, value: c_uint, words: usize, handle: u64) {
-        if target % 4 != 0 {
+        if !target.is_multiple_of(4) {
             return Err(INVALID_VALUE);
         }
         let bytes = value.to_ne_bytes().repeat(words);

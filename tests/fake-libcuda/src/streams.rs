@@ -1,7 +1,9 @@
 //! Streams and captures.
 
 use crate::contexts::current_device;
-use crate::{CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE, Result, answer, device_of_handle, functions, refused};
+use crate::{
+    CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE, Result, answer, device_of_handle, functions, refused,
+};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,12 +32,8 @@ thread_local! {
 
 /// The device and identity of a stream; handles up to 2 are default streams of the current context.
 pub(crate) fn stream(handle: u64) -> Result<(Arc<SimDriver>, StreamKey)> {
-    let device = if handle <= StreamHandle::PER_THREAD_DEFAULT.0 {
-        current_device()?
-    } else {
-        current_device()?; // without one, CUDA refuses
-        device_of_handle(handle)?
-    };
+    let device =
+        if handle <= StreamHandle::PER_THREAD_DEFAULT.0 { current_device()? } else { device_of_handle(handle)? };
     let key = device.stream_key(StreamHandle(handle)).map_err(refused)?;
     Ok((device, key))
 }
