@@ -8,6 +8,7 @@ use crate::error::{Error, OutOfMemory, Result};
 #[cfg(feature = "cuda")]
 use crate::event::{EventPool, StreamClock};
 use crate::live::LiveTable;
+use crate::pinned::HostPool;
 use crate::pool::{Request, Taken};
 use crate::reclaim;
 use crate::size::{
@@ -553,6 +554,11 @@ impl CachingAllocator {
     #[must_use]
     pub fn device(&self) -> u32 {
         self.inner.device.driver.device()
+    }
+
+    /// The device's page-locked memory.
+    pub(crate) fn host_pool(&self) -> &Arc<HostPool> {
+        &self.inner.device.host
     }
 
     /// Its events, for clocks beside those of its streams.

@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::event::EventPool;
+use crate::pinned::HostPool;
 use crate::process::{self, Latch};
 use crate::size::SizeClass;
 use crate::stats::{PeakBoard, Pools, Stat, StatArray, Visited};
@@ -40,6 +41,8 @@ pub(crate) struct Device {
     /// [`process::forks`] at construction.
     pub(crate) forks: u64,
     pub(crate) observers: RwLock<Vec<Observer>>,
+    /// Page-locked host memory.
+    pub(crate) host: Arc<HostPool>,
     /// The allocator, which owns the device.
     pub(crate) front: OnceLock<Weak<Inner>>,
 }
@@ -74,7 +77,8 @@ impl Device {
     pub(crate) fn new(driver: Arc<dyn Driver>, config: Config, expandable: bool) -> Arc<Self> {
         let total_bytes = driver.capabilities().total_bytes;
         let supply = Supply::new(driver.device(), driver.capabilities().page_bytes);
-        Arc::new(Self {
+        Arc::new_cyclic(|device| Self {
+            host: HostPool::new(&driver, &config, Weak::clone(device)),
             limit: config.limit.bytes(total_bytes),
             events: EventPool::new(Arc::clone(&driver)),
             driver,

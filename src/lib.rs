@@ -9,6 +9,7 @@
 //! | [`Stream`] | what allocations are made on; look it up once and keep it |
 //! | [`Allocation`] | device memory that is freed when dropped |
 //! | [`DeviceBuffer`] | the same, typed: views, copies, and everything that cudarc's `CudaSlice` goes into |
+//! | [`PinnedBuffer`] | page-locked host memory, cached |
 //! | [`Config`] | kinds of segments, limits, thresholds; also from a string, also from `VRAMALLOC_CONF` |
 //! | [`MemoryStats`], [`Snapshot`] | what it did, what it holds |
 //! | [`Error`], [`OutOfMemory`] | what went wrong, with the numbers |
@@ -32,6 +33,7 @@ mod event;
 mod free_index;
 mod live;
 mod open;
+mod pinned;
 mod pool;
 mod process;
 mod reclaim;
@@ -56,6 +58,7 @@ pub use config::{Config, ConfigError, Limit, OnPending, RoundupDivisions, Segmen
 pub use driver::{DevicePtr, Driver, DriverError, DriverErrorKind, StreamHandle};
 pub use error::{Cause, Error, OutOfMemory, Result};
 pub use open::{DeviceChoice, OpenDevice, ParseDeviceError, why_no_gpu};
+pub use pinned::{HostMemoryStats, PinnedBuffer};
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, Stat, StatArray};
 pub use stream::Stream;

@@ -11,6 +11,7 @@ mod binding;
 mod transfer;
 mod views;
 
+pub(crate) use transfer::assert_same_len;
 pub use views::{DeviceView, DeviceViewMut};
 
 #[cfg(not(feature = "cuda"))]

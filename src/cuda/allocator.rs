@@ -43,7 +43,9 @@ impl CudaAllocator {
     pub fn new(context: &Arc<CudaContext>, config: Config) -> Result<Self> {
         let driver = CudaDriver::from_context(context)?;
         let allocator = CachingAllocator::new(Arc::clone(&driver) as Arc<dyn Driver>, config)?;
-        Ok(Self { shared: Shared::new(allocator, driver, Arc::clone(context)) })
+        let shared = Shared::new(allocator, driver, Arc::clone(context));
+        shared.allocator.host_pool().cuda.get_or_init(|| Arc::downgrade(&shared));
+        Ok(Self { shared })
     }
 
     /// The allocator below, for streams that are not cudarc's.

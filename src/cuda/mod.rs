@@ -33,6 +33,8 @@ mod streams;
 mod traits;
 
 pub use allocator::CudaAllocator;
+pub(crate) use streams::Shared;
+
 pub use slice::{CudaSliceGuard, CudaSliceLease};
 
 #[cfg(doc)]

@@ -37,7 +37,7 @@ fn name(handle: StreamHandle) -> Name {
 }
 
 /// What buffers share: the allocator and its streams.
-pub(super) struct Shared {
+pub(crate) struct Shared {
     pub(super) allocator: CachingAllocator,
     pub(super) driver: Arc<CudaDriver>,
     pub(super) context: Arc<CudaContext>,
@@ -112,6 +112,11 @@ impl Shared {
             }
             _ => None,
         }
+    }
+
+    /// The stream, if it is of this context and known or needs nobody to keep it alive.
+    pub(crate) fn find_in(&self, stream: &CudaStream) -> Option<Stream> {
+        if address(stream.context()) == address(&self.context) { self.find(handle(stream)) } else { None }
     }
 
     /// Retires a stream, if it is known.

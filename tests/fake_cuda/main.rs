@@ -10,6 +10,7 @@ mod fake;
 mod bench;
 mod costs;
 mod errors;
+mod pinned;
 mod slices;
 mod streams;
 mod traits;
