@@ -54,6 +54,7 @@ mod validate;
 pub use allocator::{Allocation, CachingAllocator, MAX_ALIGNMENT};
 pub use allocators::Allocators;
 pub use buffer::{DeviceBuffer, DeviceView, DeviceViewMut};
+pub use bytemuck; // its traits say what may be zeroed, copied and reinterpreted
 pub use config::{Config, ConfigError, Limit, OnPending, RoundupDivisions, Segments};
 pub use driver::{DevicePtr, Driver, DriverError, DriverErrorKind, StreamHandle};
 pub use error::{Cause, Error, OutOfMemory, Result};
@@ -67,3 +68,11 @@ pub use validate::InvariantViolation;
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../docs/cudarc.md")]
+struct Migration;
+
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../docs/frameworks.md")]
+struct Frameworks;

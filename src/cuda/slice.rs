@@ -32,7 +32,7 @@ impl<T> DeviceBuffer<T> {
     /// The buffer as a `CudaSlice`.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) if cudarc's events cannot be created; the memory is then freed.
+    /// [`Error::Driver`] if cudarc's events cannot be created; the memory is then freed.
     ///
     /// # Panics
     /// As cudarc's traits do on a buffer that was not allocated on a stream of cudarc.
