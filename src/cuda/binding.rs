@@ -1,6 +1,6 @@
 //! What ties a buffer, and views of it, to cudarc: a shell, and a look at every use.
 
-use super::launch::{self, LaunchStream};
+use super::launch;
 use super::shell::{Events, Shell};
 use super::streams::{Known, address, handle};
 use crate::Allocation;
@@ -203,13 +203,22 @@ impl Uses {
 
     /// Notices a use by a kernel that is about to be launched.
     pub(super) fn notice_launch(&self, allocation: &Allocation, args: &LaunchArgs<'_>, access: Access) {
-        let here = address(self.known.cuda.context());
-        match launch::stream_of(args, |context| context == here) {
-            LaunchStream::Here { stream, is_tracking } => {
-                self.notice_without_end(allocation, stream, is_tracking, access);
-            }
-            LaunchStream::Elsewhere | LaunchStream::Unclear => self.note_unreachable(),
+        let own = self.known.cuda.context();
+        let Some(user) = launch::stream_of(args) else { return self.note_unreachable() };
+        if user.0 > StreamHandle::PER_THREAD_DEFAULT.0 && self.is_known(user) {
+            // A handle that no other context has.
+            return self.notice_without_end(allocation, user, own.is_managing_stream_synchronization(), access);
         }
+        match launch::context_of(args) {
+            Some(context) if context.address == address(own) => {
+                self.notice_without_end(allocation, user, context.is_tracking, access);
+            }
+            _ => self.note_unreachable(),
+        }
+    }
+
+    fn is_known(&self, stream: StreamHandle) -> bool {
+        stream == handle(&self.known.cuda) || self.known.find(stream).is_some()
     }
 
     /// Notices a use by what is going to use the memory on a stream.

@@ -4,20 +4,16 @@
 //! text. So that text is read, no further than needed. Should a later cudarc print something else, nothing is found, and
 //! the memory counts as used by work that only the device can tell the end of: slower, never wrong.
 
+use crate::driver::StreamHandle;
 use cudarc::driver::LaunchArgs;
 use std::fmt::{self, Write as _};
 
-use crate::driver::StreamHandle;
-
-/// Where a kernel will run.
+/// The context that a kernel will run in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LaunchStream {
-    /// On a stream of the buffer's context; and whether that context orders streams by events.
-    Here { stream: StreamHandle, is_tracking: bool },
-    /// In another context.
-    Elsewhere,
-    /// The text says nothing that is known.
-    Unclear,
+pub(super) struct LaunchContext {
+    pub(super) address: u64,
+    /// Whether it orders streams by events.
+    pub(super) is_tracking: bool,
 }
 
 /// Room for the text up to the context's last field that matters.
@@ -44,24 +40,40 @@ impl fmt::Write for Beginning {
     }
 }
 
-/// Where `args` will be launched; `is_here` says whether the context at an address is the buffer's.
-pub(super) fn stream_of(args: &LaunchArgs<'_>, is_here: impl Fn(u64) -> bool) -> LaunchStream {
-    let mut beginning = Beginning { text: [0; ROOM], len: 0, until: ", error_state" };
-    // It ends with an error by design; what was written until then counts.
-    let _ = write!(beginning, "{args:?}");
-    let text = std::str::from_utf8(&beginning.text[..beginning.len]).unwrap_or_default();
-    parse(text, is_here).unwrap_or(LaunchStream::Unclear)
+impl Beginning {
+    /// The text of `args` up to `until`.
+    fn of(args: &LaunchArgs<'_>, until: &'static str) -> Self {
+        let mut beginning = Self { text: [0; ROOM], len: 0, until };
+        // It ends with an error by design; what was written until then counts.
+        let _ = write!(beginning, "{args:?}");
+        beginning
+    }
+
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.text[..self.len]).unwrap_or_default()
+    }
 }
 
-fn parse(text: &str, is_here: impl Fn(u64) -> bool) -> Option<LaunchStream> {
+/// The stream that `args` will be launched on; `None` if the text says nothing that is known.
+pub(super) fn stream_of(args: &LaunchArgs<'_>) -> Option<StreamHandle> {
+    stream_in(Beginning::of(args, ", ctx").as_str())
+}
+
+/// The context that `args` will be launched in. Takes a longer text than [`stream_of`].
+pub(super) fn context_of(args: &LaunchArgs<'_>) -> Option<LaunchContext> {
+    context_in(Beginning::of(args, ", error_state").as_str())
+}
+
+fn stream_in(text: &str) -> Option<StreamHandle> {
     let rest = text.strip_prefix("LaunchArgs { stream: CudaStream { ")?;
-    let stream = StreamHandle(address(field(rest, "cu_stream: ")?)?);
-    if !is_here(address(field(rest, " cu_ctx: ")?)?) {
-        return Some(LaunchStream::Elsewhere);
-    }
-    let streams: u64 = field(rest, " num_streams: ")?.parse().ok()?;
-    let events: bool = field(rest, " event_tracking: ")?.parse().ok()?;
-    Some(LaunchStream::Here { stream, is_tracking: events && streams > 0 })
+    Some(StreamHandle(address(field(rest, "cu_stream: ")?)?))
+}
+
+fn context_in(text: &str) -> Option<LaunchContext> {
+    let address = address(field(text, " cu_ctx: ")?)?;
+    let streams: u64 = field(text, " num_streams: ")?.parse().ok()?;
+    let events: bool = field(text, " event_tracking: ")?.parse().ok()?;
+    Some(LaunchContext { address, is_tracking: events && streams > 0 })
 }
 
 /// What follows `name`, up to the next comma.
@@ -84,21 +96,26 @@ mod tests {
 
     #[test]
     fn finds_stream_and_tracking() {
-        let seen = parse(TEXT, |context| context == 0x7f10);
-        assert_eq!(seen, Some(LaunchStream::Here { stream: StreamHandle(0x5c0), is_tracking: true }));
+        assert_eq!(stream_in(TEXT), Some(StreamHandle(0x5c0)));
+        let begin = &TEXT[..TEXT.find(", ctx").expect("there") + 5];
+        assert_eq!(stream_in(begin), Some(StreamHandle(0x5c0)));
+        assert_eq!(context_in(TEXT), Some(LaunchContext { address: 0x7f10, is_tracking: true }));
         let off = TEXT.replace("event_tracking: true", "event_tracking: false");
-        let seen = parse(&off, |_| true);
-        assert_eq!(seen, Some(LaunchStream::Here { stream: StreamHandle(0x5c0), is_tracking: false }));
-        assert_eq!(parse(TEXT, |_| false), Some(LaunchStream::Elsewhere));
+        assert_eq!(context_in(&off), Some(LaunchContext { address: 0x7f10, is_tracking: false }));
+        let alone = TEXT.replace("num_streams: 2", "num_streams: 0");
+        assert_eq!(context_in(&alone), Some(LaunchContext { address: 0x7f10, is_tracking: false }));
     }
 
     #[test]
-    fn another_text_is_unclear() {
-        for cut in [TEXT.len() - 20, 60, 40, 10, 0] {
-            assert_eq!(parse(&TEXT[..cut], |_| true), None, "{}", &TEXT[..cut]);
+    fn another_text_says_nothing() {
+        for cut in [45, 40, 10, 0] {
+            assert_eq!(stream_in(&TEXT[..cut]), None, "{}", &TEXT[..cut]);
         }
-        assert_eq!(parse(&TEXT.replace("cu_stream", "stream"), |_| true), None);
-        assert_eq!(parse(&TEXT.replace("0x5c0", "1472"), |_| true), None);
+        for cut in [TEXT.len() - 20, 100, 60, 0] {
+            assert_eq!(context_in(&TEXT[..cut]), None, "{}", &TEXT[..cut]);
+        }
+        assert_eq!(stream_in(&TEXT.replace("cu_stream", "stream")), None);
+        assert_eq!(stream_in(&TEXT.replace("0x5c0", "1472")), None);
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Shared {
         context: Arc<CudaContext>,
     ) -> Arc<Self> {
         let unreachable = StreamClock::unreachable(allocator.events());
-        Arc::new(Self { allocator, driver, context, streams: RwLock::default(), unreachable })
+        Arc::new(Self { allocator, driver, context, streams: RwLock::new(FxHashMap::default()), unreachable })
     }
 
     /// The stream, from now on known.
@@ -94,7 +94,7 @@ impl Shared {
                 unreachable: Arc::clone(&self.unreachable),
                 driver: Arc::clone(&self.driver),
                 shared: Arc::downgrade(self),
-                shells: Mutex::default(),
+                shells: Mutex::new(Shells::default()),
                 is_handed_out: AtomicBool::new(false),
             })
         });

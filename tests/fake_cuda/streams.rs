@@ -2,7 +2,7 @@
 //! races, so that a launch that works is the proof.
 
 use crate::bench::{Bench, FOREVER, ONE, bench};
-use cudarc::driver::{CudaStream, PushKernelArg};
+use cudarc::driver::{CudaContext, CudaStream, PushKernelArg, result, sys};
 use std::sync::Arc;
 use vramalloc::DeviceBuffer;
 
@@ -239,4 +239,49 @@ fn default_and_borrowed_streams_work_alone() {
     let y = bench.memory.alloc_zeros::<u8>(16, &borrowed).expect("zeros");
     assert_eq!(owner.clone_dtoh(&y).expect("one stream, two wrappers"), [0; 16]);
     bench.context.synchronize().expect("synchronize");
+}
+
+#[test]
+fn another_context_value_of_the_same_device_is_the_same_context() {
+    let Some(bench) = bench("another_context_value_of_the_same_device_is_the_same_context") else { return };
+    let (stream, _) = bench.streams();
+    let second = CudaContext::new(0).expect("context");
+    for is_tracking in [true, false] {
+        if !is_tracking {
+            // SAFETY: what follows is in order.
+            unsafe { second.disable_event_tracking() };
+        }
+        let other = second.new_stream().expect("stream");
+        for how in USES {
+            let mut x = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("zeros");
+            stream.synchronize().expect("synchronize");
+            launch(&bench, &other, &mut x, how);
+            drop(x);
+            reuse(&bench, &stream, &format!("{how:?}, tracking {is_tracking}"));
+            other.synchronize().expect("synchronize");
+        }
+        let x = bench.memory.alloc_zeros::<u8>(8, &other).expect("a stream of the other value");
+        assert_eq!(stream.clone_dtoh(&x).expect("dtoh"), [0; 8]);
+    }
+}
+
+#[test]
+fn a_drop_during_a_capture_does_not_break_it() {
+    let Some(bench) = bench("a_drop_during_a_capture_does_not_break_it") else { return };
+    let (stream, other) = bench.streams();
+    let mut x = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("zeros");
+    launch(&bench, &other, &mut x, Use::Writing);
+    let waits = bench.fake.calls("cuStreamWaitEvent");
+    // SAFETY: the handles are alive, and the graph is destroyed once.
+    unsafe {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        result::stream::begin_capture(stream.cu_stream(), mode).expect("begin");
+        drop(x);
+        let graph = result::stream::end_capture(stream.cu_stream()).expect("the capture is whole");
+        assert_eq!(sys::cuGraphDestroy(graph), sys::CUresult::CUDA_SUCCESS);
+    }
+    assert_eq!(bench.fake.calls("cuStreamWaitEvent"), waits, "no wait became part of the graph");
+    reuse(&bench, &stream, "dropped in a capture");
+    bench.memory.empty_cache().expect("empty cache");
+    assert_eq!(bench.memory.memory_stats().active.all.current, 0, "the device was waited for");
 }
