@@ -285,3 +285,32 @@ fn a_drop_during_a_capture_does_not_break_it() {
     bench.memory.empty_cache().expect("empty cache");
     assert_eq!(bench.memory.memory_stats().active.all.current, 0, "the device was waited for");
 }
+
+#[test]
+fn a_stream_destroyed_before_the_buffer_is_no_trouble() {
+    let Some(bench) = bench("a_stream_destroyed_before_the_buffer_is_no_trouble") else { return };
+    let (stream, _) = bench.streams();
+    for is_tracking in [true, false] {
+        if !is_tracking {
+            // SAFETY: what follows is in order.
+            unsafe { bench.context.disable_event_tracking() };
+        }
+        for how in USES {
+            let mut x = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("zeros");
+            stream.synchronize().expect("synchronize");
+            let other = bench.context.new_stream().expect("stream");
+            let handle = other.cu_stream();
+            launch(&bench, &other, &mut x, how);
+            drop(other); // destroyed; its work goes on
+            let recycled = bench.context.new_stream().expect("stream");
+            assert_eq!(recycled.cu_stream(), handle, "the handle is another stream's now");
+            drop(x);
+            reuse(&bench, &stream, &format!("{how:?}, tracking {is_tracking}"));
+            reuse(&bench, &recycled, &format!("{how:?}, tracking {is_tracking}, the recycled handle"));
+            bench.context.synchronize().expect("synchronize");
+            drop(recycled);
+            bench.memory.empty_cache().expect("empty cache");
+            assert_eq!(bench.memory.memory_reserved(), 0);
+        }
+    }
+}
