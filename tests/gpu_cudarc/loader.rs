@@ -97,7 +97,7 @@ fn a_loader_overlaps_with_compute() {
     eprintln!(
         "{BATCHES} batches of {} MiB: copies alone {copies_alone:.1?}, kernels alone {compute_alone:.1?}, both \
          {together:.1?}",
-        LEN * 4 >> 20
+        (LEN * 4) >> 20
     );
     eprintln!(
         "page-locked memory: {} bytes, {} cuMemHostAlloc and {} cuMemFreeHost in all, {} in these {} batches; to ask for \
