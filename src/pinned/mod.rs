@@ -24,7 +24,7 @@ impl CachingAllocator {
     /// Allocates page-locked host memory for `len` values, whose contents are whatever was there.
     ///
     /// O(1) when the cache has a block whose copies are known to have passed. Takes at most an eighth more than asked for
-    /// (in steps of 64 bytes below 512), or a cached block up to 27 % larger than that.
+    /// (in steps of 64 bytes below 512), or a cached block up to a quarter larger than that.
     ///
     /// When copies under way use four blocks of that size, and 4 MiB or more, the oldest is waited for instead of taking
     /// another from the driver, unless the configuration says [`OnPending::Fail`](crate::OnPending::Fail).

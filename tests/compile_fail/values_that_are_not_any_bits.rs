@@ -1,14 +1,17 @@
-//! Whatever is in memory is not a `bool`, and not a reference.
+//! Whatever is in memory is not a value of every type.
 
 use vramalloc::{CachingAllocator, DeviceBuffer, Stream};
 
-fn unset(allocator: &CachingAllocator, stream: &Stream) {
-    let _ = allocator.alloc_uninit::<bool>(8, stream);
-    let _ = allocator.alloc_zeros::<&'static u8>(8, stream);
+fn unset<T: Copy>(allocator: &CachingAllocator, stream: &Stream) -> DeviceBuffer<T> {
+    allocator.alloc_uninit(8, stream).unwrap()
 }
 
-fn reinterpreted(buffer: DeviceBuffer<u8>) {
-    let _ = buffer.cast::<bool>();
+fn reinterpreted<T: Copy>(buffer: DeviceBuffer<u8>) -> DeviceBuffer<T> {
+    buffer.cast().unwrap()
+}
+
+fn read<T: Copy>(buffer: &DeviceBuffer<T>) -> Vec<T> {
+    buffer.to_vec().unwrap()
 }
 
 fn main() {}
