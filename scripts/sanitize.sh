@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
 # The tests of the CUDA driver, the bridge to cudarc and page-locked memory under memory checkers, on the fake libcuda: no
-# GPU is needed. Uses valgrind, and AddressSanitizer if there is a nightly toolchain; says what was left out.
+# GPU is needed. `scripts/sanitize.sh [valgrind] [asan]`, both by default. AddressSanitizer needs a nightly toolchain; what
+# is not there is left out, with a line that says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+[ $# -gt 0 ] || set -- valgrind asan
+wanted() { case " $wants " in *" $1 "*) true ;; *) false ;; esac; }
+wants=$*
 
 tests=(fake_cuda cuda_driver pinned buffer)
 # One test leaks by design: what it gave away may still be in use.
@@ -13,7 +18,9 @@ binary() { # of a test, from cargo's messages
     grep -o "\"executable\":\"[^\"]*/$1-[^\"]*\"" | tail -n 1 | cut -d'"' -f4
 }
 
-if command -v valgrind >/dev/null; then
+if ! wanted valgrind; then
+  :
+elif command -v valgrind >/dev/null; then
   for test in "${tests[@]}"; do
     printf '\n== valgrind %s\n' "$test"
     valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite \
@@ -24,7 +31,9 @@ else
 fi
 
 host=$(rustc -vV | sed -n 's/^host: //p')
-if cargo +nightly --version >/dev/null 2>&1; then
+if ! wanted asan; then
+  :
+elif cargo +nightly --version >/dev/null 2>&1; then
   for test in "${tests[@]}"; do
     printf '\n== AddressSanitizer %s\n' "$test"
     # The fake library stays loaded to the end, with what it holds; valgrind looks for leaks.
