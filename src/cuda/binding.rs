@@ -102,7 +102,11 @@ impl Binding {
     /// To be called before the memory is freed: what cudarc's events stand for is made the stream's own past, and what
     /// nothing stands for is announced.
     pub(crate) fn release(&mut self, allocation: &Allocation) {
-        let Some(Bound { shell, mut uses }) = self.0.take() else { return };
+        let Some(bound) = self.0.take() else { return };
+        if allocation.device().is_forked() {
+            return mem::forget(bound); // another thread of the parent may have held a lock; and nothing here is the child's
+        }
+        let Bound { shell, mut uses } = bound;
         if uses.is_foreign() {
             uses.join(allocation);
         }
@@ -258,7 +262,7 @@ impl Uses {
     fn join(&mut self, allocation: &Allocation) {
         let lost = *self.foreign_read.get_mut() && *self.reader.get_mut() == SEVERAL;
         if *self.foreign.get_mut() && !lost && !*self.unreachable.get_mut() {
-            match self.wait_for_events(allocation.clock().key) {
+            match self.wait_for(allocation.clock().key, self.events) {
                 Ok(()) => return,
                 Err(error) if is_of_the_stream(&error) => {}
                 Err(error) => allocation.device().defer(error),
@@ -267,13 +271,18 @@ impl Uses {
         allocation.record_clock(&self.known.unreachable);
     }
 
-    fn wait_for_events(&self, stream: StreamKey) -> std::result::Result<(), DriverError> {
+    /// Makes what is queued on `stream` from now on wait for both events.
+    pub(super) fn wait_for(
+        &self,
+        stream: StreamKey,
+        events: Option<Events>,
+    ) -> std::result::Result<(), DriverError> {
         let driver = &self.known.driver;
         if driver.is_capturing(stream)? {
             // A wait for what is outside would break the capture.
             return Err(DriverError::new(crate::driver::Call::StreamWait, DriverErrorKind::Capturing));
         }
-        if let Some(events) = self.events {
+        if let Some(events) = events {
             driver.stream_wait_event(stream, events.read)?;
             driver.stream_wait_event(stream, events.write)?;
         }
@@ -317,7 +326,7 @@ fn split_for_good<'a>(mut view: CudaViewMut<'a, u8>, mid: usize) -> (CudaViewMut
 }
 
 /// Whether it is the stream's state that stands in the way, which is nobody's fault.
-fn is_of_the_stream(error: &DriverError) -> bool {
+pub(super) fn is_of_the_stream(error: &DriverError) -> bool {
     matches!(error.kind, DriverErrorKind::Capturing | DriverErrorKind::StreamGone)
 }
 

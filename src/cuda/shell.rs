@@ -36,9 +36,7 @@ impl Shell {
         apart(context, Call::EventCreate, || {
             // SAFETY: a block of ours of that size, of bytes. It is never freed through the slice.
             let mut slice = ManuallyDrop::new(unsafe { stream.upgrade_device_ptr::<u8>(ptr.0, len) });
-            let read = event(slice.device_ptr(stream).1);
-            let write = event(slice.device_ptr_mut(stream).1);
-            let events = read.zip(write).map(|(read, write)| Events { read, write });
+            let events = events_of(&mut slice);
             Self { slice, events }
         })
     }
@@ -55,6 +53,14 @@ impl Shell {
         let tracked = self.slice.context().is_event_tracking();
         self.slice.len() as u64 >= bytes && (self.events.is_some() || !tracked)
     }
+}
+
+/// The events of a slice.
+pub(super) fn events_of<T>(slice: &mut CudaSlice<T>) -> Option<Events> {
+    let stream = Arc::clone(slice.stream());
+    let read = event(slice.device_ptr(&stream).1);
+    let write = event(slice.device_ptr_mut(&stream).1);
+    read.zip(write).map(|(read, write)| Events { read, write })
 }
 
 /// The event that a guard would record, without recording it.

@@ -1,7 +1,8 @@
 //! Buffers as `CudaSlice`s, for what insists on one.
 
-use super::binding::Access;
+use super::binding::{Access, is_of_the_stream};
 use super::errors::apart;
+use super::shell::events_of;
 use crate::buffer::{DeviceBuffer, Memory};
 use crate::driver::Call;
 use crate::error::{Error, Result};
@@ -60,19 +61,27 @@ impl<T> DeviceBuffer<T> {
 fn give_up<T>(slice: CudaSlice<T>, buffer: &DeviceBuffer<T>) {
     let Memory { binding, allocation } = buffer.memory();
     let uses = binding.bound().uses();
-    let context = uses.known.cuda.context();
+    let (context, key) = (uses.known.cuda.context(), allocation.clock().key);
     let mut slice = Some(slice);
-    let joined = uses
-        .known
-        .driver
-        .in_context(Call::StreamWait, || apart(context, Call::StreamWait, || slice.take().map(CudaSlice::leak)));
-    std::mem::forget(slice); // still there if the driver must not be asked any more
-    let noted = uses.after(allocation, allocation.clock().key, Access::Write);
-    let failed = joined.and_then(|joined| joined).err().or(match noted {
-        Err(Error::Driver(error)) => Some(error),
-        _ => None,
+    let left = uses.known.driver.in_context(Call::StreamWait, || {
+        apart(context, Call::StreamWait, || {
+            let mut slice = slice.take()?;
+            let events = events_of(&mut slice);
+            // Waited for here, as cudarc itself does not when no stream of its own is left.
+            let joined = uses.wait_for(key, events);
+            slice.leak();
+            Some(joined)
+        })
     });
-    if let Some(error) = failed {
+    std::mem::forget(slice); // still there if the driver must not be asked any more
+    let joined = left.and_then(|left| left).and_then(|joined| joined.unwrap_or(Ok(())));
+    let noted = uses.after(allocation, key, Access::Write);
+    if let Err(error) = joined {
+        uses.note_unreachable();
+        if !is_of_the_stream(&error) {
+            allocation.device().defer(error);
+        }
+    } else if let Err(Error::Driver(error)) = noted {
         uses.note_unreachable();
         allocation.device().defer(error);
     }

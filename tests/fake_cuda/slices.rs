@@ -1,7 +1,7 @@
 //! Buffers as `CudaSlice`s, and back.
 
-use crate::bench::bench;
-use cudarc::driver::CudaSlice;
+use crate::bench::{FOREVER, ONE, bench};
+use cudarc::driver::{CudaSlice, PushKernelArg};
 
 fn sum(stream: &std::sync::Arc<cudarc::driver::CudaStream>, slice: &CudaSlice<u32>) -> u32 {
     stream.clone_dtoh(slice).expect("dtoh").iter().sum()
@@ -61,4 +61,29 @@ fn a_lease_that_is_dropped_keeps_the_memory_from_everyone() {
     assert_eq!(bench.memory.memory_allocated(), 512, "held for good");
     let next = bench.memory.alloc_uninit::<u32>(3, &stream).expect("alloc");
     assert_ne!(next.ptr().0, place);
+}
+
+#[test]
+fn uses_through_a_slice_are_waited_for_even_if_their_stream_is_gone() {
+    let Some(bench) = bench("uses_through_a_slice_are_waited_for_even_if_their_stream_is_gone") else { return };
+    let default = bench.context.default_stream();
+    let x = bench.memory.alloc_zeros::<u32>(1 << 18, &default).expect("zeros");
+    default.synchronize().expect("synchronize");
+    let bytes = 1_u64 << 20;
+    let other = bench.context.new_stream().expect("stream");
+    let mut slice = x.into_cuda_slice().expect("slice");
+    // SAFETY: the slice stays where it is, and the kernel writes no more than it.
+    unsafe {
+        let mut args = other.launch_builder(&bench.fill);
+        args.arg(slice.as_mut()).arg(&bytes).arg(&1_u32).arg(&FOREVER).launch(ONE).expect("launch");
+    }
+    drop(other);
+    assert!(!bench.context.is_managing_stream_synchronization(), "cudarc would not wait any more");
+    drop(slice);
+    let mut next = bench.memory.alloc_uninit::<u32>(1 << 18, &default).expect("alloc");
+    let mut args = default.launch_builder(&bench.fill);
+    // SAFETY: the kernel writes the buffer.
+    unsafe { args.arg(&mut next).arg(&bytes).arg(&2_u32).arg(&1_u64).launch(ONE) }.expect("no race");
+    assert_eq!(next.slice(..1).to_vec().expect("download"), [0x0202_0202]);
+    bench.context.synchronize().expect("synchronize");
 }
