@@ -21,7 +21,8 @@
 //! costs there, except that events are kept with the memory: a cached allocation creates none.
 //!
 //! # What can panic
-//! A buffer that was allocated on a plain [`Stream`](crate::Stream) has no stream of cudarc to show; cudarc's traits panic on it.
+//! A buffer that was allocated on a plain [`Stream`](crate::Stream) has no stream of cudarc to show; cudarc's traits
+//! panic on it.
 
 mod allocator;
 pub(crate) mod binding;

@@ -122,8 +122,8 @@ impl<T> CudaSliceGuard<T> {
     ///
     /// # Safety
     /// The slice is never dropped: it comes back to [`CudaSliceLease::adopt`], or is forgotten, or given up by
-    /// `CudaSlice::leak`. Dropped, it frees an address that CUDA never gave it: at best CUDA refuses, and cudarc reports that from
-    /// an unrelated call; at worst it frees a whole segment.
+    /// `CudaSlice::leak`. Dropped, it frees an address that CUDA never gave it: at best CUDA refuses, and cudarc reports
+    /// that from an unrelated call; at worst it frees a whole segment.
     pub unsafe fn release(self) -> (CudaSlice<T>, CudaSliceLease<T>) {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: neither is used again, as the guard itself is not dropped.
