@@ -1,6 +1,6 @@
 //! What ties a buffer, and views of it, to cudarc: a shell, and a look at every use.
 
-use super::launch;
+use super::launch::{self, LaunchStream};
 use super::shell::{Events, Shell};
 use super::streams::{Known, address, handle};
 use crate::Allocation;
@@ -208,21 +208,18 @@ impl Uses {
     /// Notices a use by a kernel that is about to be launched.
     pub(super) fn notice_launch(&self, allocation: &Allocation, args: &LaunchArgs<'_>, access: Access) {
         let own = self.known.cuda.context();
-        let Some(user) = launch::stream_of(args) else { return self.note_unreachable() };
-        if user.0 > StreamHandle::PER_THREAD_DEFAULT.0 && self.is_known(user) {
-            // A handle that no other context has.
-            return self.notice_without_end(allocation, user, own.is_managing_stream_synchronization(), access);
-        }
-        match launch::context_of(args) {
-            Some(context) if context.address == address(own) => {
-                self.notice_without_end(allocation, user, context.is_tracking, access);
+        let own_stream = handle(&self.known.cuda);
+        let is_known = |stream| stream == own_stream || self.known.find(stream).is_some();
+        match launch::stream_of(args, address(own), is_known) {
+            Some(LaunchStream::Known(stream)) => {
+                let is_tracking = own.is_managing_stream_synchronization();
+                self.notice_without_end(allocation, stream, is_tracking, access);
             }
-            _ => self.note_unreachable(),
+            Some(LaunchStream::Unknown { stream, is_tracking }) => {
+                self.notice_without_end(allocation, stream, is_tracking, access);
+            }
+            Some(LaunchStream::Elsewhere) | None => self.note_unreachable(),
         }
-    }
-
-    fn is_known(&self, stream: StreamHandle) -> bool {
-        stream == handle(&self.known.cuda) || self.known.find(stream).is_some()
     }
 
     /// Notices a use by what is going to use the memory on a stream.
