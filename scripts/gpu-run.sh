@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, from binaries built elsewhere, so that the GPU machine needs no Rust: on the building
 # machine `scripts/gpu-run.sh build FOLDER` (`build-c FOLDER`: only what sweep, bench and soak need), on the GPU machine
-# `FOLDER/gpu-run.sh run [PART...]` from the repository's root. Parts: tests example table replay kernels sanitize
-# (default: these), and sweep bench soak, which run PyTorch and CuPy on the library, and C programs. What those three say
-# in short comes last.
+# `FOLDER/gpu-run.sh run [PART...]` from the repository's root. Parts: tests example table replay kernels cudarc sanitize
+# (default: these; `cudarc` needs cuBLAS, cuRAND and NVRTC), and sweep bench soak, which run PyTorch and CuPy on the
+# library, and C programs. What those three say in short comes last.
 set -euo pipefail
 
 build_c() {
@@ -26,14 +26,14 @@ build() {
   cargo build --release --bin vramalloc --example train_mlp
   local release=${CARGO_TARGET_DIR:-target}/release
   cp "$release/vramalloc" "$release/examples/train_mlp" "$folder"
-  cargo test --release --no-run --test gpu --test cuda_driver --message-format json > "$folder/build.json"
+  cargo test --release --no-run --test gpu --test cuda_driver --test gpu_cudarc --message-format json > "$folder/build.json"
   cargo bench --no-run --bench table --message-format json >> "$folder/build.json"
-  for name in gpu cuda_driver table; do
+  for name in gpu cuda_driver gpu_cudarc table; do
     cp "$(grep -o "\"executable\":\"[^\"]*/$name-[^\"]*\"" "$folder/build.json" | tail -n 1 | cut -d'"' -f4)" "$folder/$name"
   done
   rm "$folder/build.json"
   build_c "$folder"
-  strip "$folder"/{vramalloc,train_mlp,gpu,cuda_driver,table}
+  strip "$folder"/{vramalloc,train_mlp,gpu,cuda_driver,gpu_cudarc,table}
   cp "${BASH_SOURCE[0]}" "$folder/gpu-run.sh"
   du -sh "$folder"
 }
@@ -53,7 +53,7 @@ run() {
   here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
   export VRAMALLOC_REQUIRE_GPU=1 VRAMALLOC_TRACES="$PWD/benches/traces"
   local parts=("$@")
-  [ ${#parts[@]} -gt 0 ] || parts=(tests example table replay kernels sanitize)
+  [ ${#parts[@]} -gt 0 ] || parts=(tests example table replay kernels cudarc sanitize)
   local part failed=() words
   words=$(mktemp -d)
   for part in "${parts[@]}"; do
@@ -68,6 +68,7 @@ run() {
         done
         ;;
       kernels) "$here/gpu" --test-threads 1 --nocapture ;;
+      cudarc) "$here/gpu_cudarc" --test-threads 1 --nocapture ;;
       sanitize)
         VRAMALLOC_TRACE_EVENTS=3000 compute-sanitizer --error-exitcode 9 "$here/gpu" --test-threads 1 --nocapture \
           --skip blocks_keep_their_contents_under_churn

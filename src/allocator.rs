@@ -5,7 +5,10 @@ use crate::config::{Config, Limit, Segments};
 use crate::device::{Device, Observer};
 use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, StreamKey};
 use crate::error::{Error, OutOfMemory, Result};
+#[cfg(feature = "cuda")]
+use crate::event::{EventPool, StreamClock};
 use crate::live::LiveTable;
+use crate::pinned::HostPool;
 use crate::pool::{BlockHandle, RECORDED, RETIRED, Request, Taken};
 use crate::private::PrivatePool;
 use crate::reclaim;
@@ -16,8 +19,8 @@ use crate::stream::{Stream, StreamPool};
 use crate::sync::RwLock;
 use rustc_hash::FxHashMap;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// The largest alignment that can be asked for, in bytes.
 pub const MAX_ALIGNMENT: u64 = SEGMENT_STEP_BYTES;
@@ -48,7 +51,7 @@ pub struct CachingAllocator {
     inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     device: Arc<Device>,
     /// By the stream's identity.
     streams: RwLock<FxHashMap<u64, Arc<StreamPool>>>,
@@ -78,6 +81,7 @@ impl CachingAllocator {
         let device = Device::new(driver, config, expandable);
         let inner = Inner { device, streams: RwLock::new(FxHashMap::default()), live: LiveTable::new() };
         let allocator = Self { inner: Arc::new(inner) };
+        allocator.inner.device.front.get_or_init(|| Arc::downgrade(&allocator.inner));
         if initial > 0 {
             allocator.reserve(initial - initial % SEGMENT_STEP_BYTES)?;
         }
@@ -593,6 +597,23 @@ impl CachingAllocator {
         self.inner.device.driver.device()
     }
 
+    /// The device's page-locked memory.
+    pub(crate) fn host_pool(&self) -> &Arc<HostPool> {
+        &self.inner.device.host
+    }
+
+    /// Its events, for clocks beside those of its streams.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn events(&self) -> Arc<EventPool> {
+        Arc::clone(&self.inner.device.events)
+    }
+
+    /// Keeps an error for [`take_deferred_error`](Self::take_deferred_error).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn defer(&self, error: DriverError) {
+        self.inner.device.defer(error);
+    }
+
     /// The driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
@@ -733,12 +754,38 @@ impl Allocation {
             let ours = device.driver.device();
             return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours });
         }
-        let id = self.block().id();
-        if id != NONE && pool.clock.key.id != stream.pool.clock.key.id {
-            self.tag.fetch_or(RECORDED, Ordering::Relaxed);
-            pool.core.lock().record_use(id, &stream.pool.clock);
+        if pool.clock.key.id != stream.pool.clock.key.id {
+            self.record_clock(&stream.pool.clock);
         }
         Ok(())
+    }
+
+    /// The allocator that it came from.
+    pub(crate) fn allocator(&self) -> Result<CachingAllocator> {
+        let device = self.device();
+        let inner = device.front.get().and_then(Weak::upgrade);
+        let inner = inner.ok_or_else(|| Error::AllocatorGone { device: device.driver.device() })?;
+        Ok(CachingAllocator { inner })
+    }
+
+    /// What all memory of the device shares.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.pool().device
+    }
+
+    /// Its stream's clock.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn clock(&self) -> &Arc<StreamClock> {
+        &self.pool().clock
+    }
+
+    /// Announces a use that only `clock` can tell the end of.
+    pub(crate) fn record_clock(&self, clock: &Arc<StreamClock>) {
+        let id = self.block().id();
+        if id != NONE {
+            self.tag.fetch_or(RECORDED, Ordering::Relaxed);
+            self.pool().core.lock().record_use(id, clock);
+        }
     }
 
     /// For the table of raw addresses when the allocator goes: the memory stays as it is.

@@ -172,6 +172,8 @@ pub struct Config {
     /// From this many reserved bytes on, cached segments that were not used for long are released before the
     /// allocator grows. `None`: off. Key `soft_limit`.
     pub soft_limit_bytes: Option<u64>,
+    /// The hard cap on page-locked host memory. Key `host_limit`.
+    pub host_limit_bytes: Option<u64>,
     /// Bytes reserved at once, for the default stream. Key `initial`.
     pub initial_bytes: u64,
     /// What to do when only pending memory would do. Key `on_pending`.
@@ -192,6 +194,7 @@ impl Default for Config {
             gc_threshold: None,
             limit: Limit::None,
             soft_limit_bytes: None,
+            host_limit_bytes: None,
             initial_bytes: 0,
             on_pending: OnPending::default(),
             slack: DEFAULT_SLACK,
@@ -212,6 +215,7 @@ const KEYS: &[(&str, &str)] = &[
     ("limit", "bytes, or with a unit as in 24GiB: hard cap on reserved memory"),
     ("per_process_memory_fraction", "number from 0 to 1: hard cap as a part of the device"),
     ("soft_limit", "bytes, or with a unit: garbage is collected beyond"),
+    ("host_limit", "bytes, or with a unit: hard cap on page-locked host memory"),
     ("initial", "bytes, or with a unit: reserved at once"),
     ("on_pending", "grow | wait | fail: what to do when memory is free but queued work may still use it"),
 ];
@@ -384,6 +388,7 @@ impl Config {
             "limit" => self.limit = Limit::Bytes(value.bytes()?),
             "per_process_memory_fraction" => self.limit = Limit::Fraction(value.number()?),
             "soft_limit" => self.soft_limit_bytes = Some(value.bytes()?),
+            "host_limit" => self.host_limit_bytes = Some(value.bytes()?),
             "initial" => self.initial_bytes = value.bytes()?,
             "on_pending" => {
                 self.on_pending = match value.text {
@@ -486,6 +491,12 @@ impl Config {
         Self { soft_limit_bytes: Some(bytes), ..self }
     }
 
+    /// Sets [`host_limit_bytes`](Self::host_limit_bytes).
+    #[must_use]
+    pub fn host_limit(self, bytes: u64) -> Self {
+        Self { host_limit_bytes: Some(bytes), ..self }
+    }
+
     /// Sets [`initial_bytes`](Self::initial_bytes).
     #[must_use]
     pub fn initial(self, bytes: u64) -> Self {
@@ -524,12 +535,12 @@ mod tests {
         let config: Config =
             "segments:expandable, slack:1.05, max_split_size_mb:64, max_non_split_rounding_mb:32, \
              large_segment_size_mb:24, roundup_power2_divisions:[256:1,512:2,1024:4,>:8], \
-             garbage_collection_threshold:0.6, limit:24GiB, soft_limit:1.5GiB, initial:4MiB, on_pending:fail"
+             garbage_collection_threshold:0.6, limit:24GiB, soft_limit:1.5GiB, host_limit:2GiB, initial:4MiB, on_pending:fail"
                 .parse()
                 .unwrap();
         assert_eq!(config.segments, Segments::Expandable);
         assert_eq!(config.limit, Limit::Bytes(24 << 30));
-        assert_eq!(config.soft_limit_bytes, Some(3 << 29));
+        assert_eq!((config.soft_limit_bytes, config.host_limit_bytes), (Some(3 << 29), Some(2 << 30)));
         let steps = |mib: u64| config.roundup_power2_divisions.for_size(mib << 20);
         assert_eq!([1, 256, 300, 512, 1024, 2048, 1 << 20].map(steps), [1, 1, 1, 2, 4, 8, 8]);
         assert!("".parse::<Config>().unwrap() == Config::default());

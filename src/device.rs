@@ -1,16 +1,18 @@
 //! What all pools of one device share: the driver, the configuration, what is reserved, failures.
 
+use crate::allocator::Inner;
 use crate::config::Config;
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::event::EventPool;
+use crate::pinned::HostPool;
 use crate::process::{self, Latch, Usable};
 use crate::size::SizeClass;
 use crate::stats::{PeakBoard, PoolStats, Pools, Stat, StatArray, Visited};
 use crate::stream::StreamPool;
 use crate::supply::{self, Supply};
 use crate::sync::{AtomicU64, Mutex, Ordering, RwLock};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Called with the report when a request cannot be served, before the error is returned. No lock is held.
 pub(crate) type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
@@ -43,6 +45,10 @@ pub(crate) struct Device {
     pub(crate) observers: RwLock<Vec<Observer>>,
     /// Whether any pool has ever had magazines.
     shared: Latch,
+    /// Page-locked host memory.
+    pub(crate) host: Arc<HostPool>,
+    /// The allocator, which owns the device.
+    pub(crate) front: OnceLock<Weak<Inner>>,
 }
 
 impl std::fmt::Debug for Device {
@@ -75,7 +81,8 @@ impl Device {
     pub(crate) fn new(driver: Arc<dyn Driver>, config: Config, expandable: bool) -> Arc<Self> {
         let total_bytes = driver.capabilities().total_bytes;
         let supply = Supply::new(driver.device(), driver.capabilities().page_bytes);
-        Arc::new(Self {
+        Arc::new_cyclic(|device| Self {
+            host: HostPool::new(&driver, &config, Weak::clone(device)),
             limit: AtomicU64::new(config.limit.bytes(total_bytes).unwrap_or(u64::MAX)),
             captures: AtomicU64::new(0),
             events: EventPool::new(Arc::clone(&driver)),
@@ -93,6 +100,7 @@ impl Device {
             forks: process::watch_forks(),
             observers: RwLock::new(Vec::new()),
             shared: Latch::new(),
+            front: OnceLock::new(),
         })
     }
 

@@ -68,6 +68,33 @@ pub enum Error {
         /// The devices that there are.
         known: Vec<u32>,
     },
+    /// There is no page-locked host memory for the request, and nothing left to give back.
+    #[error(
+        "out of page-locked host memory: {} requested ({requested} bytes, {rounded} with rounding), {} held by the program,          {} used by copies under way, {} reserved{}; drop buffers that are not needed, or {}",
+        human_bytes(*requested), human_bytes(*allocated), human_bytes(*pending), human_bytes(*reserved),
+        limit.map_or_else(String::new, |limit| format!(", limit {}", human_bytes(limit))),
+        if limit.is_some() { "raise the limit (host_limit:...)" } else { "free memory on the host" }
+    )]
+    HostOutOfMemory {
+        /// What was asked for, in bytes.
+        requested: u64,
+        /// That, rounded to its class.
+        rounded: u64,
+        /// The bytes of blocks that the program holds.
+        allocated: u64,
+        /// The bytes of blocks that were dropped and are still used by copies.
+        pending: u64,
+        /// The bytes held of the host.
+        reserved: u64,
+        /// The limit in force, if there is one.
+        limit: Option<u64>,
+    },
+    /// The allocator that the memory came from is gone, so there is nothing to allocate more from.
+    #[error("the allocator of device {device} is gone; keep a clone of it for as long as you allocate")]
+    AllocatorGone {
+        /// The device.
+        device: u32,
+    },
     /// The configuration was refused.
     #[error(transparent)]
     InvalidConfig(#[from] ConfigError),

@@ -8,6 +8,8 @@
 //! | --- | --- |
 //! | [`Stream`] | what allocations are made on; look it up once and keep it |
 //! | [`Allocation`] | device memory that is freed when dropped |
+//! | [`DeviceBuffer`] | the same, typed: views, copies, and everything that cudarc's `CudaSlice` goes into |
+//! | [`PinnedBuffer`] | page-locked host memory, cached |
 //! | [`Config`] | kinds of segments, limits, thresholds; also from a string, also from `VRAMALLOC_CONF` |
 //! | [`MemoryStats`], [`Snapshot`] | what it did, what it holds |
 //! | [`Error`], [`OutOfMemory`] | what went wrong, with the numbers |
@@ -21,7 +23,10 @@ pub mod driver;
 mod allocator;
 mod allocators;
 mod block;
+pub mod buffer;
 pub mod config;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 mod error;
 mod event;
@@ -31,6 +36,7 @@ mod live;
 mod lock;
 mod magazine;
 mod open;
+mod pinned;
 mod pool;
 mod private;
 mod process;
@@ -52,10 +58,13 @@ mod validate;
 
 pub use allocator::{Allocation, CachingAllocator, MAX_ALIGNMENT};
 pub use allocators::Allocators;
+pub use buffer::{DeviceBuffer, DeviceView, DeviceViewMut};
+pub use bytemuck; // its traits say what may be zeroed, copied and reinterpreted
 pub use config::{Config, ConfigError, Limit, OnPending, RoundupDivisions, Segments};
 pub use driver::{DevicePtr, Driver, DriverError, DriverErrorKind, StreamHandle};
 pub use error::{Cause, Error, OutOfMemory, Result};
 pub use open::{DeviceChoice, OpenDevice, ParseDeviceError, why_no_gpu};
+pub use pinned::{HostMemoryStats, PinnedBuffer};
 pub use private::{Capturing, PrivatePool};
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo, Snapshot};
 pub use stats::{MemoryStats, Stat, StatArray};
@@ -65,3 +74,11 @@ pub use validate::InvariantViolation;
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../docs/cudarc.md")]
+struct Migration;
+
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../docs/frameworks.md")]
+struct Frameworks;

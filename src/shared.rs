@@ -164,7 +164,6 @@ impl Device {
 
 #[cfg(all(test, not(vramalloc_shuttle)))]
 mod tests {
-    use super::*;
     use crate::driver::sim::SimDriver;
     use crate::{Allocation, CachingAllocator, Config, Error, Limit, Segments, Stream};
     use proptest::prelude::*;

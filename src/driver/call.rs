@@ -71,6 +71,16 @@ calls! {
     HostAlloc = "cuMemHostAlloc",
     /// Page-locked host memory freed.
     HostFree = "cuMemFreeHost",
+    /// Copy from the host queued.
+    CopyToDevice = "cuMemcpyHtoDAsync",
+    /// Copy to the host queued.
+    CopyToHost = "cuMemcpyDtoHAsync",
+    /// Copy on the device queued.
+    CopyOnDevice = "cuMemcpyDtoDAsync",
+    /// Filling of memory queued.
+    Fill = "cuMemsetD8Async",
+    /// Host waited for a stream.
+    StreamSynchronize = "cuStreamSynchronize",
 }
 
 impl fmt::Display for Call {

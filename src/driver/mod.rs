@@ -6,8 +6,9 @@
 //!
 //! # For implementers
 //! * A call binds its own context; the caller's current device is never changed.
-//! * No call but [`Driver::free`], [`Driver::synchronize`], [`Driver::synchronize_event`] and
-//!   [`Driver::free_host`] may wait for work on the device.
+//! * No call but [`Driver::free`], [`Driver::synchronize`], [`Driver::synchronize_event`],
+//!   [`Driver::synchronize_stream`], [`Driver::free_host`], and copies from and to pageable host memory may wait for
+//!   work on the device.
 //! * A refusal for want of memory is [`DriverErrorKind::OutOfMemory`] and leaves no error behind; nothing else
 //!   may be reported as that.
 //! * Methods with a default body answer [`DriverErrorKind::NotSupported`]; new capabilities will come as such
@@ -325,6 +326,95 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn free_host(&self, ptr: HostPtr) -> Result<()> {
         let _ = ptr;
         Err(DriverError::not_supported(Call::HostFree))
+    }
+
+    /// Whether an address is in page-locked host memory, so that a copy from or to it goes on after the call that
+    /// queued it. Not knowing counts as yes.
+    fn is_page_locked(&self, address: *const u8) -> bool {
+        let _ = address;
+        true
+    }
+
+    /// Queues a copy of `bytes` from the host on `stream` (`cuMemcpyHtoDAsync`). Pageable memory can be reused when
+    /// the call returns, page-locked memory when the copy has ended.
+    ///
+    /// # Safety
+    /// `target` is that much memory of the device that the caller owns, and nothing else uses it until the copy has
+    /// ended; `source` is that much initialized host memory that stays allocated and unchanged for as long as the copy
+    /// may read it.
+    ///
+    /// # Errors
+    /// Whatever the driver says; nothing is then queued.
+    unsafe fn copy_to_device(
+        &self,
+        target: DevicePtr,
+        source: *const u8,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Result<()> {
+        let _ = (target, source, bytes, stream);
+        Err(DriverError::not_supported(Call::CopyToDevice))
+    }
+
+    /// Queues a copy of `bytes` to the host on `stream` (`cuMemcpyDtoHAsync`). With pageable memory it waits for the
+    /// copy.
+    ///
+    /// # Safety
+    /// `source` is that much memory of the device that the caller owns, and nothing writes it until the copy has ended;
+    /// `target` is that much host memory that stays allocated and that nothing else uses until then.
+    ///
+    /// # Errors
+    /// Whatever the driver says; nothing is then queued.
+    unsafe fn copy_to_host(
+        &self,
+        target: *mut u8,
+        source: DevicePtr,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Result<()> {
+        let _ = (target, source, bytes, stream);
+        Err(DriverError::not_supported(Call::CopyToHost))
+    }
+
+    /// Queues a copy of `bytes` on the device on `stream` (`cuMemcpyDtoDAsync`).
+    ///
+    /// # Safety
+    /// Both are that much memory that the caller owns; until the copy has ended nothing else writes either or reads
+    /// `target`.
+    ///
+    /// # Errors
+    /// Whatever the driver says; nothing is then queued.
+    unsafe fn copy_on_device(
+        &self,
+        target: DevicePtr,
+        source: DevicePtr,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Result<()> {
+        let _ = (target, source, bytes, stream);
+        Err(DriverError::not_supported(Call::CopyOnDevice))
+    }
+
+    /// Queues the setting of `bytes` bytes to `value` on `stream` (`cuMemsetD8Async`).
+    ///
+    /// # Safety
+    /// `target` is that much memory that the caller owns, and nothing else uses it until the work has ended.
+    ///
+    /// # Errors
+    /// Whatever the driver says; nothing is then queued.
+    unsafe fn fill(&self, target: DevicePtr, value: u8, bytes: u64, stream: StreamKey) -> Result<()> {
+        let _ = (target, value, bytes, stream);
+        Err(DriverError::not_supported(Call::Fill))
+    }
+
+    /// Waits on the host for all that is queued on `stream` (`cuStreamSynchronize`).
+    ///
+    /// # Errors
+    /// [`DriverErrorKind::StreamGone`] if the stream is destroyed, or is another thread's default stream; else whatever
+    /// the driver says, about the work on the stream as well.
+    fn synchronize_stream(&self, stream: StreamKey) -> Result<()> {
+        let _ = stream;
+        Err(DriverError::not_supported(Call::StreamSynchronize))
     }
 
     /// What the calls to this driver have cost so far: modelled on the simulated device, measured on CUDA.

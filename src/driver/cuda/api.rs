@@ -98,6 +98,7 @@ table! {
         );
     }
     optional {
+        pointer_attribute = "cuPointerGetAttribute" (*mut c_void, c_uint, CUdeviceptr);
         address_reserve = "cuMemAddressReserve" (*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
         address_free = "cuMemAddressFree" (CUdeviceptr, usize);
         mem_create = "cuMemCreate" (

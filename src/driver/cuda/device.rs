@@ -1,6 +1,6 @@
 //! The trait's calls.
 
-use super::error::{Code, Failure, NOT_READY, SUCCESS};
+use super::error::{Code, Failure, INVALID_VALUE, NOT_READY, SUCCESS};
 use super::{CudaDriver, LOST, Scope, number, opaque, vmm};
 use crate::driver::{
     Call, CallCounts, Capabilities, DevicePtr, Driver, DriverError, DriverErrorKind, EventHandle, HostPtr,
@@ -13,6 +13,8 @@ use std::sync::atomic::Ordering;
 const EVENT_DISABLE_TIMING: u32 = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE`: page-locked for every context.
 const HOST_PORTABLE: u32 = 1;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
+const POINTER_MEMORY_TYPE: u32 = 2;
 
 /// A count of bytes as the driver takes it.
 pub(super) fn size(bytes: u64) -> std::result::Result<usize, Failure> {
@@ -251,6 +253,80 @@ impl Driver for CudaDriver {
         self.invoke(Call::HostFree, Scope::Relaxed, |api| {
             // SAFETY: the caller has the memory from `alloc_host` and gives it up here.
             Ok(unsafe { (api.host_free)(opaque(ptr.0)) })
+        })
+    }
+
+    fn is_page_locked(&self, address: *const u8) -> bool {
+        let Some(attribute) = self.api.pointer_attribute else { return true };
+        let mut kind = 0_u32;
+        let asked = self.run(Scope::Plain, |_| {
+            // SAFETY: the attribute is a 32-bit number, and the pointer to one is valid for the call.
+            Ok(unsafe {
+                attribute((&raw mut kind).cast(), POINTER_MEMORY_TYPE, address.expose_provenance() as u64)
+            })
+        });
+        match asked {
+            Ok(()) => true,
+            // What the driver does not know is pageable.
+            Err(Failure::Call(INVALID_VALUE)) => false,
+            Err(_) => true,
+        }
+    }
+
+    unsafe fn copy_to_device(
+        &self,
+        target: DevicePtr,
+        source: *const u8,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Result<()> {
+        let bytes = size(bytes).map_err(|failure| failure.of_call(Call::CopyToDevice))?;
+        self.invoke_on(Call::CopyToDevice, stream, |api, stream| {
+            // SAFETY: the caller's promise, and the stream is alive (see the module's documentation).
+            unsafe { (api.copy_to_device_async)(target.0, source.cast(), bytes, opaque(stream.0)) }
+        })
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        target: *mut u8,
+        source: DevicePtr,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Result<()> {
+        let bytes = size(bytes).map_err(|failure| failure.of_call(Call::CopyToHost))?;
+        self.invoke_on(Call::CopyToHost, stream, |api, stream| {
+            // SAFETY: as for `copy_to_device`.
+            unsafe { (api.copy_to_host_async)(target.cast(), source.0, bytes, opaque(stream.0)) }
+        })
+    }
+
+    unsafe fn copy_on_device(
+        &self,
+        target: DevicePtr,
+        source: DevicePtr,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Result<()> {
+        let bytes = size(bytes).map_err(|failure| failure.of_call(Call::CopyOnDevice))?;
+        self.invoke_on(Call::CopyOnDevice, stream, |api, stream| {
+            // SAFETY: as for `copy_to_device`.
+            unsafe { (api.copy_on_device_async)(target.0, source.0, bytes, opaque(stream.0)) }
+        })
+    }
+
+    unsafe fn fill(&self, target: DevicePtr, value: u8, bytes: u64, stream: StreamKey) -> Result<()> {
+        let bytes = size(bytes).map_err(|failure| failure.of_call(Call::Fill))?;
+        self.invoke_on(Call::Fill, stream, |api, stream| {
+            // SAFETY: as for `copy_to_device`.
+            unsafe { (api.set_bytes_async)(target.0, value, bytes, opaque(stream.0)) }
+        })
+    }
+
+    fn synchronize_stream(&self, stream: StreamKey) -> Result<()> {
+        self.invoke_on(Call::StreamSynchronize, stream, |api, stream| {
+            // SAFETY: the stream is alive (see the module's documentation).
+            unsafe { (api.stream_synchronize)(opaque(stream.0)) }
         })
     }
 

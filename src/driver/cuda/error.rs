@@ -16,6 +16,8 @@ pub(super) const INVALID_CONTEXT: Code = 201;
 /// The context that is current, or that of a handle, is destroyed.
 pub(super) const CONTEXT_IS_DESTROYED: Code = 709;
 
+/// The arguments were refused.
+pub(super) const INVALID_VALUE: Code = 1;
 const OUT_OF_MEMORY: Code = 2;
 const INVALID_DEVICE: Code = 101;
 const INVALID_HANDLE: Code = 400;
@@ -85,7 +87,7 @@ pub const fn error_kind(code: i32) -> DriverErrorKind {
     match code {
         OUT_OF_MEMORY => DriverErrorKind::OutOfMemory,
         4 => DriverErrorKind::Deinitialized,
-        1 | INVALID_DEVICE | INVALID_HANDLE => DriverErrorKind::InvalidValue,
+        INVALID_VALUE | INVALID_DEVICE | INVALID_HANDLE => DriverErrorKind::InvalidValue,
         3 | 34 | 46 | 100 | 102 | 802..=809 => DriverErrorKind::Unavailable,
         // Not 701 (too many resources asked for a launch): the context survives it.
         INVALID_CONTEXT | 214 | 220 | 226 | 700 | 702 | CONTEXT_IS_DESTROYED | 710 | 714..=719 | 721 => {
@@ -102,7 +104,7 @@ fn kind_in(call: Call, code: Code) -> DriverErrorKind {
     match (call, code) {
         // These take a stream; our own context is current by then.
         (
-            Call::StreamId | Call::EventRecord | Call::StreamWait | Call::IsCapturing,
+            Call::StreamId | Call::EventRecord | Call::StreamWait | Call::IsCapturing | Call::StreamSynchronize,
             INVALID_HANDLE | INVALID_CONTEXT | CONTEXT_IS_DESTROYED,
         ) => DriverErrorKind::StreamGone,
         (Call::ReserveAddresses, OUT_OF_MEMORY) => DriverErrorKind::AddressSpace,

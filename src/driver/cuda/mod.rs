@@ -187,6 +187,14 @@ impl CudaDriver {
         if code == SUCCESS { Ok(()) } else { Err(Failure::Call(code)) }
     }
 
+    /// Runs what binds this context to the thread, and puts back what was bound before.
+    pub(crate) fn in_context<T>(&self, call: Call, body: impl FnOnce() -> T) -> Result<T> {
+        self.usable().map_err(|failure| failure.of_call(call))?;
+        let entered = Entered::new(self.api, self.context, false);
+        let _entered = entered.map_err(|code| Failure::Entering(code).of_call(call))?;
+        Ok(body())
+    }
+
     /// Makes a call of the trait: in the driver's context, timed, and its failure remembered if it is for good.
     fn invoke(
         &self,

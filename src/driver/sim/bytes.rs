@@ -1,7 +1,7 @@
 //! The contents of device memory, as a test or a simulated kernel sees them.
 
 use super::SimDriver;
-use super::memory::{Extent, PhysicalMemory};
+use super::memory::{Extent, PhysicalMemory, total};
 use super::oracle::Violation;
 use super::state::State;
 use crate::driver::DevicePtr;
@@ -125,8 +125,4 @@ pub(super) fn note<T>(
 
 fn as_usize(bytes: u64) -> Result<usize, Violation> {
     usize::try_from(bytes).map_err(|_| Violation(format!("{bytes} bytes are more than the host can address")))
-}
-
-fn total(pieces: &[Extent]) -> usize {
-    pieces.iter().map(|piece| piece.bytes as usize).sum()
 }

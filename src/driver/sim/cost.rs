@@ -15,20 +15,25 @@ const MIB: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostModel {
     curves: Vec<Curve>,
+    /// Bytes per microsecond between host and device; 0 if copies take no time.
+    link: u64,
+    /// Bytes per microsecond written to the device's memory from it; 0 as above.
+    memory: u64,
 }
 
 impl CostModel {
     /// No call takes any time.
     #[must_use]
     pub fn free_of_charge() -> Self {
-        Self { curves: vec![Vec::new(); Call::ALL.len()] }
+        Self { curves: vec![Vec::new(); Call::ALL.len()], link: 0, memory: 0 }
     }
 
     /// Measured on one NVIDIA H200 (driver 580.159, CUDA 13.0): mean over 8 to 64 calls on an idle device.
     ///
     /// Three calls were not measured and take their sibling's figure: giving back an address range costs what
     /// reserving it does, destroying an event what creating it does, and a wait that finds nothing to wait for
-    /// what a query does.
+    /// what a query does. Copies were not measured either: queueing one is charged as recording an event, and it
+    /// takes the time of the nominal bandwidths (55 GB/s over PCIe 5.0 x16, half of 4.8 TB/s on the device).
     #[must_use]
     pub fn h200() -> Self {
         let sizes = |nanos: [u64; 4]| [2 * MIB, 20 * MIB, 64 * MIB, 512 * MIB].into_iter().zip(nanos).collect();
@@ -50,7 +55,10 @@ impl CostModel {
                 Call::HostFree => vec![(MIB, 12_600), (64 * MIB, 10_408_000), (512 * MIB, 81_150_000)],
                 Call::EventCreate | Call::EventDestroy => flat(510),
                 Call::EventRecord => flat(220),
-                Call::EventQuery | Call::EventSynchronize | Call::Synchronize => flat(300),
+                Call::CopyToDevice | Call::CopyToHost | Call::CopyOnDevice | Call::Fill => flat(220),
+                Call::EventQuery | Call::EventSynchronize | Call::Synchronize | Call::StreamSynchronize => {
+                    flat(300)
+                }
                 Call::StreamWait => flat(140),
                 Call::IsCapturing => flat(25),
                 Call::StreamId => flat(26),
@@ -58,7 +66,25 @@ impl CostModel {
                 Call::Open | Call::StreamCreate => Vec::new(),
             };
         }
-        model
+        model.with_bandwidth(55_000, 2_400_000)
+    }
+
+    /// The same model with other bandwidths for copies, in bytes per microsecond: between host and device, and on the
+    /// device; 0 makes them end as soon as they start.
+    #[must_use]
+    pub fn with_bandwidth(self, link: u64, memory: u64) -> Self {
+        Self { link, memory, ..self }
+    }
+
+    /// How long a copy or fill of `bytes` runs, in nanoseconds, once it has begun.
+    #[must_use]
+    pub fn transfer_nanos(&self, call: Call, bytes: u64) -> u64 {
+        let bandwidth = match call {
+            Call::CopyToDevice | Call::CopyToHost => self.link,
+            Call::CopyOnDevice | Call::Fill => self.memory,
+            _ => 0,
+        };
+        bytes.saturating_mul(1000).checked_div(bandwidth).unwrap_or(0)
     }
 
     /// The same model with other `points` (bytes, nanoseconds) for one call; no points make it free of charge.

@@ -78,6 +78,10 @@ fn range(ptr: DevicePtr, bytes: u64) -> Subject {
     Subject { ptr, bytes, ..Subject::default() }
 }
 
+fn transfer(ptr: DevicePtr, bytes: u64, stream: StreamKey) -> Subject {
+    Subject { stream: Some(stream.handle), ..range(ptr, bytes) }
+}
+
 fn about(event: EventHandle) -> Subject {
     Subject { event: Some(event), ..Subject::default() }
 }
@@ -229,6 +233,59 @@ impl Driver for SimDriver {
             state.captures.forbid("host memory was freed during a capture")?;
             state.free_host(ptr)
         })
+    }
+
+    fn is_page_locked(&self, address: *const u8) -> bool {
+        !self.is_forked() && self.state.lock().host.contains(HostPtr(address.expose_provenance() as u64), 1)
+    }
+
+    unsafe fn copy_to_device(
+        &self,
+        target: DevicePtr,
+        source: *const u8,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Result<()> {
+        self.call(Call::CopyToDevice, transfer(target, bytes, stream), |state, _| {
+            // SAFETY: the caller's promise.
+            unsafe { state.copy_to_device(target, source, bytes, stream) }
+        })
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        target: *mut u8,
+        source: DevicePtr,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Result<()> {
+        self.call(Call::CopyToHost, transfer(source, bytes, stream), |state, _| {
+            // SAFETY: the caller's promise.
+            unsafe { state.copy_to_host(target, source, bytes, stream) }
+        })
+    }
+
+    unsafe fn copy_on_device(
+        &self,
+        target: DevicePtr,
+        source: DevicePtr,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Result<()> {
+        self.call(Call::CopyOnDevice, transfer(target, bytes, stream), |state, _| {
+            state.copy_on_device(target, source, bytes, stream)
+        })
+    }
+
+    unsafe fn fill(&self, target: DevicePtr, value: u8, bytes: u64, stream: StreamKey) -> Result<()> {
+        self.call(Call::Fill, transfer(target, bytes, stream), |state, _| {
+            state.set_bytes(target, value, bytes, stream)
+        })
+    }
+
+    fn synchronize_stream(&self, stream: StreamKey) -> Result<()> {
+        let subject = Subject { stream: Some(stream.handle), ..Subject::default() };
+        self.call(Call::StreamSynchronize, subject, |state, _| state.synchronize_stream(stream))
     }
 
     fn calls(&self) -> CallCounts {

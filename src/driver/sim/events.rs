@@ -55,7 +55,7 @@ fn no_stream() -> Refusal {
 }
 
 impl State {
-    fn reach(&self, key: StreamKey) -> Result<(), Refusal> {
+    pub(super) fn reach(&self, key: StreamKey) -> Result<(), Refusal> {
         if self.timeline.is_reachable(key) { Ok(()) } else { Err(no_stream()) }
     }
 

@@ -45,6 +45,31 @@ impl HostMemory {
         Ok(HostPtr(address))
     }
 
+    /// Whether all of the range is page-locked.
+    pub(super) fn contains(&self, ptr: HostPtr, bytes: u64) -> bool {
+        let fits = |base: u64, len: u64| ptr.0 >= base && ptr.0 - base <= len && bytes <= len - (ptr.0 - base);
+        self.held.iter().any(|(&base, entry)| fits(base, entry.1))
+    }
+
+    /// Reads a range that is page-locked, as the device does; what is not page-locked is not read.
+    pub(super) fn read(&self, ptr: HostPtr, out: &mut [u8]) {
+        if self.contains(ptr, out.len() as u64) {
+            let source = std::ptr::with_exposed_provenance::<u8>(ptr.0 as usize);
+            // SAFETY: the range lies in memory held here, whose address was exposed when it was made. That nobody
+            // writes it now is what whoever queued the copy promised.
+            unsafe { std::ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) };
+        }
+    }
+
+    /// Writes a range that is page-locked, as the device does; what is not page-locked is not written.
+    pub(super) fn write(&self, ptr: HostPtr, bytes: &[u8]) {
+        if self.contains(ptr, bytes.len() as u64) {
+            let target = std::ptr::with_exposed_provenance_mut::<u8>(ptr.0 as usize);
+            // SAFETY: as for `read`; nobody else uses the range now.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        }
+    }
+
     pub(super) fn free(&mut self, ptr: HostPtr) {
         if let Some((_, bytes)) = self.held.remove(&ptr.0) {
             self.used -= bytes;

@@ -52,7 +52,10 @@ impl LogEntry {
     /// Whether this is a call that makes the host wait for the device's work.
     #[must_use]
     pub const fn is_host_wait(&self) -> bool {
-        matches!(self.call, Call::Free | Call::HostFree | Call::Synchronize | Call::EventSynchronize)
+        matches!(
+            self.call,
+            Call::Free | Call::HostFree | Call::Synchronize | Call::EventSynchronize | Call::StreamSynchronize
+        )
     }
 }
 

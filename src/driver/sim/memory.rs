@@ -19,6 +19,11 @@ impl Extent {
     }
 }
 
+/// The bytes of all pieces together.
+pub(super) fn total(pieces: &[Extent]) -> usize {
+    pieces.iter().map(|piece| piece.bytes as usize).sum()
+}
+
 /// Memory of one owner: a plain allocation or a handle.
 #[derive(Debug)]
 struct Chunk {

@@ -14,6 +14,10 @@
 //!   [`assert_clean`](SimDriver::assert_clean).
 //! * **Failures come on demand**: [`fail`](SimDriver::fail), [`lose_device`](SimDriver::lose_device).
 //!
+//! Copies and fills ([`Driver::copy_to_device`](super::Driver::copy_to_device) and its kin) are work like any other:
+//! they take their time on the virtual clock and touch memory when they end. Page-locked host memory is read and
+//! written then, too, so that reusing it too early shows in the bytes.
+//!
 //! Two things are stricter than on a real device. No stream is ordered with the default stream unless an event
 //! says so (CUDA: as if all were non-blocking streams), and a plain allocation takes whole pages of its own.
 //!
@@ -43,6 +47,7 @@ mod address;
 mod builder;
 mod bytes;
 mod capture;
+mod copies;
 mod cost;
 mod device;
 mod events;

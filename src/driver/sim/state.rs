@@ -8,9 +8,10 @@ use super::events::Events;
 use super::fault::FaultPlan;
 use super::host::HostMemory;
 use super::log::CallLog;
-use super::memory::{Extent, PhysicalMemory};
+use super::memory::{Extent, PhysicalMemory, total};
 use super::oracle::{Leaks, Oracle, Refusal, Violation};
 use super::timeline::{Horizon, Timeline};
+use super::work::Effect;
 use crate::driver::{Call, DevicePtr, DriverErrorKind, HostPtr, MemoryInfo, PageHandle};
 use rustc_hash::FxHashMap;
 
@@ -286,11 +287,31 @@ impl State {
     /// Makes the effects of work that ended.
     pub(super) fn settle(&mut self) {
         for op in self.timeline.take_ended() {
-            let written: Vec<Extent> = op.pieces.iter().filter(|piece| piece.1).map(|piece| piece.0).collect();
-            if let Some(byte) = op.work.fill {
-                self.physical.fill(&written, byte);
+            let pieces = |writes| op.pieces.iter().filter(move |piece| piece.1 == writes).map(|piece| piece.0);
+            let (read, written): (Vec<Extent>, Vec<Extent>) = (pieces(false).collect(), pieces(true).collect());
+            match op.work.effect {
+                None => {}
+                Some(Effect::Fill(byte)) => self.physical.fill(&written, byte),
+                Some(Effect::Store(bytes)) => self.physical.write(&written, &bytes),
+                Some(Effect::FromHost(source)) => {
+                    let mut bytes = vec![0; total(&written)];
+                    self.host.read(source, &mut bytes);
+                    self.physical.write(&written, &bytes);
+                }
+                Some(Effect::ToHost(target)) => self.host.write(target, &self.contents(&read)),
+                Some(Effect::Copy) => {
+                    let bytes = self.contents(&read);
+                    self.physical.write(&written, &bytes);
+                }
             }
         }
+    }
+
+    /// What physical pieces hold.
+    pub(super) fn contents(&self, pieces: &[Extent]) -> Vec<u8> {
+        let mut bytes = vec![0; total(pieces)];
+        self.physical.read(pieces, &mut bytes);
+        bytes
     }
 
     pub(super) fn physical(&mut self) -> &mut PhysicalMemory {

@@ -164,7 +164,7 @@ impl State {
         }
     }
 
-    fn launch(&mut self, key: StreamKey, work: Work) -> Result<(), Violation> {
+    pub(super) fn launch(&mut self, key: StreamKey, work: Work) -> Result<(), Violation> {
         let mut pieces = Vec::new();
         for (ranges, writes) in [(&work.reads, false), (&work.writes, true)] {
             for &(ptr, bytes) in ranges {

@@ -326,7 +326,7 @@ impl Timeline {
         let Some(op) = stream.queue.pop_front() else { return };
         stream.finished = op.number;
         self.queued -= 1;
-        if op.work.fill.is_some() {
+        if op.work.effect.is_some() {
             self.ended.push(op);
         }
         self.forget_if_done(id);

@@ -1,6 +1,6 @@
 //! What a program queues on a stream of the simulated device.
 
-use crate::driver::{DevicePtr, StreamHandle, StreamKey};
+use crate::driver::{DevicePtr, HostPtr, StreamHandle, StreamKey};
 
 /// One operation for a stream: the memory it touches and how long it takes.
 ///
@@ -11,7 +11,22 @@ pub struct Work {
     pub(super) reads: Vec<(DevicePtr, u64)>,
     pub(super) writes: Vec<(DevicePtr, u64)>,
     pub(super) nanos: Option<u64>,
-    pub(super) fill: Option<u8>,
+    pub(super) effect: Option<Effect>,
+}
+
+/// What an operation does to memory at the moment it ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// Fills all that it writes.
+    Fill(u8),
+    /// Writes these bytes.
+    Store(Vec<u8>),
+    /// Writes what page-locked host memory holds then.
+    FromHost(HostPtr),
+    /// Copies what it reads to page-locked host memory.
+    ToHost(HostPtr),
+    /// Copies what it reads to what it writes.
+    Copy,
 }
 
 impl Work {
@@ -57,7 +72,12 @@ impl Work {
     /// Really fills all that it writes with `byte`, at the moment it ends.
     #[must_use]
     pub fn filling(mut self, byte: u8) -> Self {
-        self.fill = Some(byte);
+        self.effect = Some(Effect::Fill(byte));
+        self
+    }
+
+    pub(super) fn with_effect(mut self, effect: Option<Effect>) -> Self {
+        self.effect = effect;
         self
     }
 

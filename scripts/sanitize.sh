@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The tests of the CUDA driver, the bridge to cudarc and page-locked memory under memory checkers, on the fake libcuda: no
+# GPU is needed. `scripts/sanitize.sh [valgrind] [asan]`, both by default. AddressSanitizer needs a nightly toolchain; what
+# is not there is left out, with a line that says so.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ $# -gt 0 ] || set -- valgrind asan
+wanted() { case " $wants " in *" $1 "*) true ;; *) false ;; esac; }
+wants=$*
+
+tests=(fake_cuda cuda_driver pinned buffer)
+# One test leaks by design: what it gave away may still be in use.
+skip=(--skip a_lease_that_is_dropped_keeps_the_memory_from_everyone)
+
+binary() { # of a test, from cargo's messages
+  cargo test --no-run --test "$1" --message-format json 2>/dev/null |
+    grep -o "\"executable\":\"[^\"]*/$1-[^\"]*\"" | tail -n 1 | cut -d'"' -f4
+}
+
+if ! wanted valgrind; then
+  :
+elif command -v valgrind >/dev/null; then
+  for test in "${tests[@]}"; do
+    printf '\n== valgrind %s\n' "$test"
+    valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite \
+      --num-callers=30 "$(binary "$test")" --test-threads 1 "${skip[@]}" --skip a_fork_keeps_its_hands_off
+  done
+else
+  echo "LEFT OUT: valgrind is not installed" >&2
+fi
+
+host=$(rustc -vV | sed -n 's/^host: //p')
+if ! wanted asan; then
+  :
+elif cargo +nightly --version >/dev/null 2>&1; then
+  for test in "${tests[@]}"; do
+    printf '\n== AddressSanitizer %s\n' "$test"
+    # The fake library stays loaded to the end, with what it holds; valgrind looks for leaks.
+    ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS="-Zsanitizer=address" cargo +nightly test --target "$host" \
+      --target-dir "${CARGO_TARGET_DIR:-target}/sanitize" --test "$test" -- "${skip[@]}"
+  done
+else
+  echo "LEFT OUT: AddressSanitizer needs a nightly toolchain (rustup toolchain install nightly)" >&2
+fi

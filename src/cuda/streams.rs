@@ -1,0 +1,220 @@
+//! The streams of cudarc that an allocator knows.
+
+use super::shell::{Shell, Shells};
+use crate::driver::cuda::CudaDriver;
+use crate::driver::{Call, DevicePtr, DriverError, StreamHandle};
+use crate::error::{Error, Result};
+use crate::event::StreamClock;
+use crate::sync::{Mutex, RwLock};
+use crate::{CachingAllocator, Stream};
+use cudarc::driver::{CudaContext, CudaStream};
+use rustc_hash::FxHashMap;
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::ThreadId;
+
+/// A stream by its handle, and for the handle that is another stream in each thread, the thread. An identity, since
+/// streams that are known are kept alive, so that their handles do not come back.
+type Name = (u64, Option<ThreadId>);
+
+/// The handle of a stream of cudarc.
+pub(super) fn handle(stream: &CudaStream) -> StreamHandle {
+    StreamHandle(stream.cu_stream().expose_provenance() as u64)
+}
+
+/// The address of a context of cudarc.
+pub(super) fn address(context: &CudaContext) -> u64 {
+    context.cu_ctx().expose_provenance() as u64
+}
+
+fn name(handle: StreamHandle) -> Name {
+    match handle {
+        StreamHandle::LEGACY => (StreamHandle::DEFAULT.0, None),
+        StreamHandle::PER_THREAD_DEFAULT => (handle.0, Some(std::thread::current().id())),
+        _ => (handle.0, None),
+    }
+}
+
+/// What buffers share: the allocator and its streams.
+pub(crate) struct Shared {
+    pub(super) allocator: CachingAllocator,
+    pub(super) driver: Arc<CudaDriver>,
+    pub(super) context: Arc<CudaContext>,
+    streams: RwLock<FxHashMap<Name, Arc<Known>>>,
+    /// Work that no event can stand for.
+    unreachable: Arc<StreamClock>,
+}
+
+/// A stream that the allocator knows.
+pub(super) struct Known {
+    pub(super) cuda: Arc<CudaStream>,
+    pub(super) stream: Stream,
+    pub(super) unreachable: Arc<StreamClock>,
+    pub(super) driver: Arc<CudaDriver>,
+    shared: Weak<Shared>,
+    shells: Mutex<Shells>,
+    /// Whether the user has the `Stream`, so that it must go on to work.
+    is_handed_out: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(
+        allocator: CachingAllocator,
+        driver: Arc<CudaDriver>,
+        context: Arc<CudaContext>,
+    ) -> Arc<Self> {
+        let unreachable = StreamClock::unreachable(allocator.events());
+        Arc::new(Self { allocator, driver, context, streams: RwLock::new(FxHashMap::default()), unreachable })
+    }
+
+    /// The stream, from now on known.
+    pub(super) fn know(self: &Arc<Self>, cuda: &Arc<CudaStream>) -> Result<Arc<Known>> {
+        let (handle, context) = (handle(cuda), cuda.context());
+        if address(context) != address(&self.context) {
+            let theirs = u32::try_from(context.ordinal()).unwrap_or(u32::MAX);
+            return Err(Error::WrongDevice { what: "stream", theirs, ours: self.allocator.device() });
+        }
+        let name = name(handle);
+        if let Some(known) = self.streams.read().get(&name) {
+            return Ok(Arc::clone(known));
+        }
+        self.retire_left();
+        // Outside of the lock, as it asks the driver; whoever is second finds the first one's.
+        let stream = self.allocator.stream(handle)?;
+        let stream = match handle {
+            StreamHandle::DEFAULT | StreamHandle::LEGACY | StreamHandle::PER_THREAD_DEFAULT => stream,
+            _ => stream.keeping(Arc::clone(cuda) as Arc<dyn Any + Send + Sync>),
+        };
+        let mut streams = self.streams.write();
+        let known = streams.entry(name).or_insert_with(|| {
+            Arc::new(Known {
+                cuda: Arc::clone(cuda),
+                stream,
+                unreachable: Arc::clone(&self.unreachable),
+                driver: Arc::clone(&self.driver),
+                shared: Arc::downgrade(self),
+                shells: Mutex::new(Shells::default()),
+                is_handed_out: AtomicBool::new(false),
+            })
+        });
+        Ok(Arc::clone(known))
+    }
+
+    /// The stream behind a handle in this allocator's context, if it is known or needs nobody to keep it alive.
+    pub(super) fn find(&self, handle: StreamHandle) -> Option<Stream> {
+        if let Some(known) = self.streams.read().get(&name(handle)) {
+            return Some(known.stream.clone());
+        }
+        match handle {
+            StreamHandle::DEFAULT | StreamHandle::LEGACY | StreamHandle::PER_THREAD_DEFAULT => {
+                self.allocator.stream(handle).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// The stream, if it is of this context and known or needs nobody to keep it alive.
+    pub(crate) fn find_in(&self, stream: &CudaStream) -> Option<Stream> {
+        if address(stream.context()) == address(&self.context) { self.find(handle(stream)) } else { None }
+    }
+
+    /// Retires a stream, if it is known.
+    pub(super) fn retire(&self, cuda: &CudaStream) -> Result<()> {
+        let known = self.streams.write().remove(&name(handle(cuda)));
+        match known {
+            Some(known) => known.retire(&self.allocator),
+            None => Ok(()),
+        }
+    }
+
+    /// Retires the streams that nobody else has any more: no user, and no buffer.
+    pub(super) fn retire_left(&self) {
+        let mut left = Vec::new();
+        self.streams.write().retain(|_, known| {
+            let is_left = known.is_left();
+            if is_left {
+                left.push(Arc::clone(known));
+            }
+            !is_left
+        });
+        for known in left {
+            if let Err(Error::Driver(error)) = known.retire(&self.allocator) {
+                self.allocator.defer(error);
+            }
+        }
+    }
+}
+
+impl Known {
+    /// Whether only this crate has the stream, and nothing that is in use.
+    fn is_left(self: &Arc<Self>) -> bool {
+        let is_default = handle(&self.cuda).0 <= StreamHandle::PER_THREAD_DEFAULT.0;
+        if is_default || self.is_handed_out.load(Ordering::Relaxed) || Arc::strong_count(self) > 1 {
+            return false;
+        }
+        // This one, the one that the pool keeps, and one in each shell.
+        Arc::strong_count(&self.cuda) <= 2 + self.shells.lock().len()
+    }
+
+    fn retire(&self, allocator: &CachingAllocator) -> Result<()> {
+        let result = allocator.retire_stream(&self.stream);
+        self.clear_shells();
+        result
+    }
+
+    pub(super) fn hand_out(&self) -> Stream {
+        self.is_handed_out.store(true, Ordering::Relaxed);
+        self.stream.clone()
+    }
+
+    /// The allocator's other streams; none if it is gone.
+    pub(super) fn find(&self, handle: StreamHandle) -> Option<Stream> {
+        self.shared.upgrade()?.find(handle)
+    }
+
+    /// A shell for a block. Creates events only if there is none from an earlier life of the block.
+    pub(super) fn take_shell(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<Box<Shell>, DriverError> {
+        let kept = self.shells.lock().take(ptr);
+        match kept {
+            Some(shell) if shell.fits(bytes) => Ok(shell),
+            // cudarc binds its context to the thread; this puts back what was there.
+            unfit => self.driver.in_context(Call::EventCreate, || {
+                drop(unfit);
+                Shell::new(&self.cuda, ptr, bytes).map(Box::new)
+            })?,
+        }
+    }
+
+    pub(super) fn put_shell(&self, ptr: DevicePtr, shell: Box<Shell>) {
+        let evicted = self.shells.lock().put(ptr, shell);
+        if evicted.is_some() {
+            self.discard(evicted);
+        }
+    }
+
+    fn clear_shells(&self) {
+        let shells = std::mem::take(&mut *self.shells.lock());
+        self.discard(shells);
+    }
+
+    /// Drops shells, unless the process is a fork or the driver is shut down.
+    fn discard<T>(&self, shells: T) {
+        let mut shells = Some(shells);
+        if self.driver.in_context(Call::EventDestroy, || drop(shells.take())).is_err() {
+            std::mem::forget(shells);
+        }
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        self.clear_shells();
+    }
+}
+
+impl std::fmt::Debug for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Known").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}

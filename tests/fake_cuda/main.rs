@@ -1,0 +1,16 @@
+//! The CUDA driver and cudarc's traits, on the fake `libcuda.so.1`: no GPU is needed.
+//!
+//! The tests take turns, as they share the devices and count calls. They skip, with a line on stderr, where there is a
+//! real driver.
+#![cfg(all(feature = "cuda", target_os = "linux"))]
+
+#[path = "../support/fake.rs"]
+mod fake;
+
+mod bench;
+mod costs;
+mod errors;
+mod pinned;
+mod slices;
+mod streams;
+mod traits;
