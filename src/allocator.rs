@@ -504,21 +504,11 @@ impl CachingAllocator {
     /// # Errors
     /// [`InvariantViolation`](crate::InvariantViolation) naming the rule and the block that breaks it.
     pub fn validate(&self) -> std::result::Result<(), crate::InvariantViolation> {
-        let supply = self.inner.device.supply.state.lock();
-        let mut pools = self.inner.device.pools();
-        let cores = loop {
-            let cores = lock_all(&pools);
-            // A pool that came in between is not locked; what it reserved by now would be missed.
-            let now = self.inner.device.pools();
-            if now.len() == pools.len() && now.iter().zip(&pools).all(|(now, then)| Arc::ptr_eq(now, then)) {
-                break cores;
-            }
-            drop(cores);
-            pools = now;
-        };
-        let cores: Vec<_> = cores.iter().map(|core| &**core).collect();
-        let ledger = self.inner.device.ledger.lock();
-        crate::validate::check(&cores, &supply, &ledger)
+        crate::diagnose::frozen(&self.inner.device, |_, cores, supply| {
+            let cores: Vec<_> = cores.iter().map(|core| &**core).collect();
+            let ledger = self.inner.device.ledger.lock();
+            crate::validate::check(&cores, supply, &ledger)
+        })
     }
 
     /// Calls `observer` with every out-of-memory report, before the error is returned. No lock is held meanwhile:
@@ -544,6 +534,10 @@ impl CachingAllocator {
     #[must_use]
     pub fn take_deferred_error(&self) -> Option<DriverError> {
         self.inner.device.take_deferred()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Device> {
+        &self.inner.device
     }
 
     /// The device's ordinal.
@@ -572,7 +566,7 @@ impl CachingAllocator {
 }
 
 /// Locks all pools, in the order of their numbers.
-fn lock_all(pools: &[Arc<StreamPool>]) -> Vec<MutexGuard<'_, crate::pool::PoolCore>> {
+pub(crate) fn lock_all(pools: &[Arc<StreamPool>]) -> Vec<MutexGuard<'_, crate::pool::PoolCore>> {
     pools.iter().map(|pool| pool.core.lock()).collect()
 }
 

@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::event::EventPool;
+use crate::history::History;
 use crate::process::{self, Latch};
 use crate::size::SizeClass;
 use crate::stats::{PeakBoard, Pools, Stat, StatArray, Visited};
@@ -39,6 +40,7 @@ pub(crate) struct Device {
     /// [`process::forks`] at construction.
     pub(crate) forks: u64,
     pub(crate) observers: RwLock<Vec<Observer>>,
+    pub(crate) history: History,
 }
 
 impl std::fmt::Debug for Device {
@@ -87,6 +89,7 @@ impl Device {
             lost: Latch::new(),
             forks: process::watch_forks(),
             observers: RwLock::new(Vec::new()),
+            history: History::default(),
         })
     }
 

@@ -10,6 +10,7 @@ use crate::block::{Block, BlockId, BlockTable, NONE, State};
 use crate::config::Config;
 use crate::event::StreamClock;
 use crate::free_index::FreeIndex;
+use crate::history::{Kind, Recorder};
 use crate::segment::{Segment, SegmentTable};
 use crate::size::{LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, SizeClass};
 use crate::stats::PoolStats;
@@ -110,6 +111,8 @@ pub(crate) struct PoolCore {
     pub(crate) closed: bool,
     /// The stream is destroyed: nothing more is allocated here.
     pub(crate) retired: bool,
+    /// There while the history is recorded.
+    pub(crate) recorder: Option<Box<Recorder>>,
 }
 
 impl PoolCore {
@@ -127,6 +130,7 @@ impl PoolCore {
             held: 0,
             closed: false,
             retired: false,
+            recorder: None,
         }
     }
 
@@ -329,6 +333,29 @@ impl PoolCore {
         (id, merged)
     }
 
+    /// Tells the history, if there is one, of a block that was handed out.
+    #[inline(always)]
+    pub(crate) fn record_alloc(&mut self, id: BlockId) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.alloc(id, &self.blocks[id]);
+        }
+    }
+
+    /// Tells the history, if there is one, of a live block that is about to be freed.
+    #[inline(always)]
+    pub(crate) fn record_free(&mut self, id: BlockId) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.free(id, &self.blocks[id]);
+        }
+    }
+
+    /// Tells the history, if there is one, of a segment that comes or goes.
+    pub(crate) fn record_segment(&mut self, kind: Kind, base: u64, bytes: u64, class: SizeClass) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.segment(kind, base, bytes, class);
+        }
+    }
+
     /// Notes that a live block is also used on another stream.
     pub(crate) fn record_use(&mut self, id: BlockId, clock: &Arc<StreamClock>) {
         self.blocks[id].shared = true;
@@ -366,6 +393,9 @@ impl PoolCore {
             if !entry.waits.is_empty() {
                 waiting.push_back(entry);
                 continue;
+            }
+            if let Some(recorder) = &mut self.recorder {
+                recorder.free_completed(entry.block, &self.blocks[entry.block]);
             }
             let Block { size, requested, class, .. } = self.blocks[entry.block];
             self.stats.free_completed(class, size, requested);

@@ -16,6 +16,7 @@ use crate::config::OnPending;
 use crate::device::Device;
 use crate::driver::{DevicePtr, DriverErrorKind};
 use crate::error::{Cause, Error, OutOfMemory, Result};
+use crate::history::Kind;
 use crate::pool::{Request, Taken};
 use crate::segment::Segment;
 use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SMALL_SEGMENT_BYTES, SizeClass, align_up, segment_bytes};
@@ -283,6 +284,7 @@ pub(crate) fn reserve(pool: &StreamPool, bytes: u64) -> Result<()> {
     };
     let mut core = pool.core.lock();
     device.book_segment(class, bytes);
+    core.record_segment(Kind::SegmentAlloc, base.0, bytes, class);
     let id = core.add_segment(Segment::new(base.0, bytes, class));
     core.cache_claimed(id, class);
     Ok(())
@@ -321,8 +323,10 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
         return Err(pool.retired());
     }
     device.book_segment(request.class, bytes);
+    core.record_segment(Kind::SegmentAlloc, base.0, bytes, request.class);
     let id = core.add_segment(Segment::new(base.0, bytes, request.class));
     let taken = core.carve(id, request);
+    core.record_alloc(taken.id);
     if taken.raised {
         pool.raise(&mut core);
     }
@@ -460,6 +464,8 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
         cause,
     };
     device.ledger.lock().ooms += 1;
+    let free = DevicePtr(report.device_free.unwrap_or(0));
+    device.history.record(Kind::OutOfMemory, free, request.bytes, pool.clock.key.handle.0, request.class);
     device.observe(&report);
     Err(Error::OutOfMemory(Box::new(report)))
 }

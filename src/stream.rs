@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamKey};
 use crate::error::Error;
 use crate::event::StreamClock;
+use crate::history::{Kind, Recorder};
 use crate::pool::{PoolCore, Request, Rules, Taken};
 use crate::process;
 use crate::segment::Segment;
@@ -48,6 +49,10 @@ impl StreamPool {
             thread,
         });
         device.add_pool(number, Arc::downgrade(&pool));
+        if let Some(session) = device.history.running() {
+            // Whoever starts a session lists it first and then visits the pools that are listed.
+            pool.core.lock().recorder.get_or_insert_with(|| Recorder::new(session, key.handle.0));
+        }
         pool
     }
 
@@ -66,6 +71,7 @@ impl StreamPool {
             return None;
         }
         let taken = core.take(request)?;
+        core.record_alloc(taken.id);
         if taken.raised {
             self.raise(&mut core);
         }
@@ -80,6 +86,7 @@ impl StreamPool {
             return None;
         }
         let taken = core.take_anywhere(request)?;
+        core.record_alloc(taken.id);
         if taken.raised {
             self.raise(&mut core);
         }
@@ -94,6 +101,7 @@ impl StreamPool {
         }
         let now = self.clock.now();
         let mut core = self.core.lock();
+        core.record_free(id);
         let raised = if core.blocks[id].shared { core.free_later(id, now) } else { core.free_now(id, now) };
         if raised | core.closed {
             self.after_free(core, raised);
@@ -156,6 +164,7 @@ impl StreamPool {
     /// Takes an unused segment out of the pool, towards [`free_segment`](Self::free_segment).
     pub(crate) fn detach_segment(&self, core: &mut PoolCore, number: u32) -> Segment {
         let segment = core.detach_segment(number);
+        core.record_segment(Kind::SegmentFree, segment.base, segment.bytes, segment.class);
         self.device.book_leaving(segment.bytes, false);
         segment
     }
@@ -165,6 +174,7 @@ impl StreamPool {
         let mut core = self.core.lock();
         self.device.book_leaving(segment.bytes, true);
         let class = segment.class;
+        core.record_segment(Kind::SegmentAlloc, segment.base, segment.bytes, class);
         let id = core.add_segment(segment);
         core.cache_claimed(id, class);
     }

@@ -12,7 +12,7 @@ use vramalloc::driver::{Call, StreamHandle};
 use vramalloc::replay::{Replay, Report};
 use vramalloc::size::human_bytes;
 use vramalloc::trace::Trace;
-use vramalloc::{CachingAllocator, Config, DeviceChoice, Error, Limit, OpenDevice, Segments};
+use vramalloc::{CachingAllocator, Config, DeviceChoice, Error, HistoryOptions, Limit, OpenDevice, Segments};
 
 #[derive(ClapArgs)]
 pub(crate) struct Args {
@@ -25,15 +25,19 @@ pub(crate) struct Args {
     /// Bytes of the device, or with a unit (24GiB): the simulated device's memory, the allocator's limit on a GPU.
     #[arg(long, value_name = "BYTES", value_parser = parse_capacity)]
     capacity: Option<u64>,
-    /// How often each trace is replayed in the same allocator.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    passes: u32,
+    /// How often each trace is replayed in the same allocator [default: 2; 1 with --snapshot].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    passes: Option<u32>,
     /// auto (a GPU if there is one), cuda:N or sim.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
     /// The allocator's configuration, as in VRAMALLOC_CONF, which it replaces: key:value,key:value.
     #[arg(long, value_name = "STRING")]
     config: Option<String>,
+    /// Writes a memory snapshot in PyTorch's schema, with all events, as it is at the end of the trace (or where it ran
+    /// out of memory): a pickle, or JSON if the name ends in .json. One trace only.
+    #[arg(long, value_name = "FILE")]
+    snapshot: Option<PathBuf>,
     /// A table for people, or a JSON object a line and trace.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -114,15 +118,24 @@ impl Outcome {
     }
 }
 
+impl Args {
+    fn passes(&self) -> u32 {
+        self.passes.unwrap_or(if self.snapshot.is_some() { 1 } else { 2 })
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = config(args)?;
+    if args.snapshot.is_some() && args.files.len() > 1 {
+        return Err(Failure::Usage("--snapshot takes one trace at a time".to_owned()));
+    }
     // All input is read before anything is printed.
     let traces: Vec<Trace> = args
         .files
         .iter()
         .map(|file| Trace::read(file).map_err(|error| Failure::Usage(error.to_string())))
         .collect::<Result<_, _>>()?;
-    let progress = progress(traces.len() as u64 * u64::from(args.passes));
+    let progress = progress(traces.len() as u64 * u64::from(args.passes()));
     for trace in &traces {
         progress.set_message(trace.name.clone());
         let outcome = replay(args, &config, trace, &progress);
@@ -190,9 +203,23 @@ fn replay(args: &Args, config: &Config, trace: &Trace, progress: &ProgressBar) -
         .map(|number| if *number == 0 { Ok(StreamHandle::DEFAULT) } else { device.create_stream() })
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| Failure::Run(error.to_string()))?;
+    if args.snapshot.is_some() {
+        let events = trace.events.len().saturating_mul(args.passes() as usize);
+        // And room for what the driver is asked for.
+        let options = HistoryOptions::default().events(events.saturating_mul(2).max(1 << 16));
+        allocator.record_history(Some(options)).map_err(failed)?;
+    }
     let mut replay = Replay::new(&allocator, trace, &streams).map_err(failed)?;
-    for _ in 0..args.passes {
-        replay.pass().map_err(failed)?;
+    for pass in 1..=args.passes() {
+        let mut written = Ok(());
+        let result = replay.pass_then(|allocator| {
+            let is_last = pass == args.passes() || allocator.memory_stats().num_ooms > 0;
+            if let Some(path) = args.snapshot.as_ref().filter(|_| is_last) {
+                let save = allocator.pytorch_snapshot().save(path);
+                written = save.map_err(|error| Failure::Run(format!("{}: {error}", path.display())));
+            }
+        });
+        result.map_err(failed).map(drop).and(written)?;
         progress.inc(1);
     }
     Ok(Outcome {

@@ -1,0 +1,170 @@
+//! A session: the chunks of records that are kept, the clock, the stacks.
+
+use super::record::{Kind, Record};
+use super::stacks::{StackId, StackTable};
+use super::tags::{self, TagId};
+use super::{HistoryOptions, Stacks};
+use crate::size::SizeClass;
+use crate::sync::{AtomicU64, Mutex, Ordering};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Records a chunk.
+const CHUNK: usize = 1024;
+
+/// One recording of one device.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) options: HistoryOptions,
+    next: AtomicU64,
+    stopped: AtomicU64,
+    start: Instant,
+    /// Microseconds since 1970 at the start.
+    pub(crate) start_us: u64,
+    kept: Mutex<Kept>,
+    pub(crate) stacks: StackTable,
+}
+
+/// Locked last.
+#[derive(Debug)]
+struct Kept {
+    /// Full chunks, in the order in which they were handed in.
+    chunks: VecDeque<Vec<Record>>,
+    /// Records in them.
+    records: usize,
+    /// Records before this number may be missing.
+    horizon: u64,
+    /// Events that belong to no pool.
+    own: Vec<Record>,
+    /// An empty chunk, for the next who needs one.
+    spare: Option<Vec<Record>>,
+}
+
+impl Kept {
+    fn keep(&mut self, chunk: Vec<Record>, most: usize) {
+        self.records += chunk.len();
+        self.chunks.push_back(chunk);
+        while let Some(oldest) = self.chunks.front()
+            && self.records - oldest.len() >= most
+        {
+            self.records -= oldest.len();
+            self.horizon = self.horizon.max(oldest.last().map_or(0, |record| record.seq + 1));
+            let mut oldest = self.chunks.pop_front().unwrap_or_default();
+            oldest.clear();
+            self.spare = Some(oldest);
+        }
+    }
+}
+
+impl Session {
+    /// Whether this build can capture stacks.
+    pub(crate) const CAPTURES_STACKS: bool = StackTable::AVAILABLE;
+
+    pub(crate) fn new(options: HistoryOptions) -> Arc<Self> {
+        let start_us = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+        let kept = Kept { chunks: VecDeque::new(), records: 0, horizon: 0, own: Vec::new(), spare: None };
+        Arc::new(Self {
+            options,
+            next: AtomicU64::new(1),
+            stopped: AtomicU64::new(0),
+            start: Instant::now(),
+            start_us,
+            kept: Mutex::new(kept),
+            stacks: StackTable::new(),
+        })
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed) == 0
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopped.store(1, Ordering::Relaxed);
+    }
+
+    /// The next number, and the time.
+    #[inline]
+    pub(super) fn stamp(&self) -> (u64, u64) {
+        (self.next.fetch_add(1, Ordering::Relaxed), self.nanos())
+    }
+
+    /// The number that the next event will have.
+    pub(crate) fn next_seq(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds since the start.
+    pub(crate) fn nanos(&self) -> u64 {
+        let since = self.start.elapsed();
+        since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
+    }
+
+    /// The calling thread's stack, if `wanted`.
+    #[inline]
+    pub(super) fn stack_of(&self, wanted: bool) -> StackId {
+        if wanted { self.stacks.capture() } else { StackId::NONE }
+    }
+
+    /// An empty chunk.
+    pub(super) fn chunk(&self) -> Vec<Record> {
+        Vec::with_capacity(CHUNK.min(self.options.events))
+    }
+
+    /// Takes a full chunk, and gives an empty one.
+    #[cold]
+    pub(super) fn hand_in(&self, chunk: Vec<Record>) -> Vec<Record> {
+        let mut kept = self.kept.lock();
+        kept.keep(chunk, self.options.events);
+        kept.spare.take().unwrap_or_else(|| self.chunk())
+    }
+
+    /// Takes what a recorder has left.
+    pub(super) fn hand_in_last(&self, chunk: Vec<Record>) {
+        if !chunk.is_empty() {
+            self.kept.lock().keep(chunk, self.options.events);
+        }
+    }
+
+    /// Records a scope of the calling thread.
+    pub(crate) fn record_scope(&self, kind: Kind, tag: TagId) {
+        if self.is_running() {
+            self.record_tagged(kind, tags::thread_number(), 0, 0, SizeClass::Small, tag);
+        }
+    }
+
+    /// Records an event that belongs to no pool.
+    pub(super) fn record(&self, kind: Kind, addr: u64, bytes: u64, stream: u64, class: SizeClass) {
+        self.record_tagged(kind, addr, bytes, stream, class, tags::current());
+    }
+
+    fn record_tagged(&self, kind: Kind, addr: u64, bytes: u64, stream: u64, class: SizeClass, tag: TagId) {
+        if self.options.events == 0 {
+            return;
+        }
+        let is_scope = matches!(kind, Kind::ScopeBegin | Kind::ScopeEnd);
+        let stack = self.stack_of(self.options.stacks != Stacks::Off && !is_scope);
+        let mut kept = self.kept.lock();
+        let (seq, nanos) = self.stamp();
+        kept.own.push(Record { seq, nanos, addr, bytes, block_bytes: bytes, stream, stack, tag, kind, class });
+        if kept.own.len() >= CHUNK.min(self.options.events) {
+            let full = std::mem::take(&mut kept.own);
+            kept.keep(full, self.options.events);
+            kept.own = kept.spare.take().unwrap_or_else(|| self.chunk());
+        }
+    }
+
+    /// The newest records that are kept, in order, together with those that pools have not handed in yet. The caller
+    /// has the pools' locks.
+    pub(crate) fn collect<'a>(&self, pools: impl Iterator<Item = &'a [Record]>) -> Vec<Record> {
+        let kept = self.kept.lock();
+        let mut records: Vec<Record> = kept.chunks.iter().flatten().chain(&kept.own).copied().collect();
+        records.extend(pools.flatten());
+        records.retain(|record| record.seq >= kept.horizon);
+        drop(kept);
+        records.sort_unstable_by_key(|record| record.seq);
+        let excess = records.len().saturating_sub(self.options.events);
+        records.drain(..excess);
+        records
+    }
+}
