@@ -10,9 +10,19 @@
 mod export;
 mod json;
 mod pickle;
+#[cfg(feature = "replay")]
+mod read;
+mod timeline;
+#[cfg(feature = "replay")]
+mod to_trace;
 mod write;
 
 pub(crate) use export::{Frames, Pool, device_trace, segments, settings, with_stacks};
+
+#[cfg(feature = "replay")]
+pub use read::{FILE_MAX_BYTES, SnapshotError};
+
+pub use timeline::{Usage, UsageOverTime};
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
 //! The history, snapshots, and the reports drawn from them.
 
+#[cfg(feature = "replay")]
+mod files;
 mod history;
 mod viewer;

@@ -56,6 +56,12 @@ impl Ranges {
     }
 }
 
+/// Checks the same of a file of PyTorch's, which lacks the bytes of blocks.
+#[cfg(feature = "replay")]
+pub(crate) fn check_pytorchs(snapshot: &Snapshot) {
+    check(snapshot, true);
+}
+
 /// Checks the viewers' rules. With `complete` the events begin with an empty allocator.
 pub(crate) fn check(snapshot: &Snapshot, complete: bool) {
     let devices = snapshot.device_traces.len();

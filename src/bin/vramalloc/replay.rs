@@ -1,6 +1,6 @@
 //! `vramalloc replay`.
 
-use crate::Failure;
+use crate::{Failure, input};
 use clap::{Args as ClapArgs, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -16,7 +16,8 @@ use vramalloc::{CachingAllocator, Config, DeviceChoice, Error, HistoryOptions, L
 
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// Traces: files of lines a,ID,BYTES,STREAM and f,ID, gzipped or not.
+    /// Traces: files of lines a,ID,BYTES,STREAM and f,ID, or memory snapshots of PyTorch or of this program (pickle or
+    /// JSON); gzipped or not.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The kind of segments; wins over --config.
@@ -55,7 +56,7 @@ enum Format {
     Json,
 }
 
-fn parse_capacity(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_capacity(text: &str) -> Result<u64, String> {
     match vramalloc::config::parse_bytes(text) {
         Some(0) | None => Err("expected bytes, or a number with a unit such as 24GiB".to_owned()),
         Some(bytes) => Ok(bytes),
@@ -130,11 +131,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage("--snapshot takes one trace at a time".to_owned()));
     }
     // All input is read before anything is printed.
-    let traces: Vec<Trace> = args
-        .files
-        .iter()
-        .map(|file| Trace::read(file).map_err(|error| Failure::Usage(error.to_string())))
-        .collect::<Result<_, _>>()?;
+    let mut traces = Vec::new();
+    for file in &args.files {
+        traces.extend(input::read(file)?.into_iter().map(|input| input.trace));
+    }
+    if args.snapshot.is_some() && traces.len() > 1 {
+        return Err(Failure::Usage("--snapshot takes a run of one device".to_owned()));
+    }
     let progress = progress(traces.len() as u64 * u64::from(args.passes()));
     for trace in &traces {
         progress.set_message(trace.name.clone());
@@ -151,7 +154,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Prints to standard output; a reader that went away ends the program quietly.
-fn print(text: &str) -> Result<(), Failure> {
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
     match writeln!(std::io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
         result => result.map_err(|error| Failure::Run(format!("standard output: {error}"))),
