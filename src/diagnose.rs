@@ -114,7 +114,7 @@ impl CachingAllocator {
             external_annotations: Vec::new(),
         };
         if let Some(session) = &session {
-            let (trace, annotations) = pytorch::device_trace(ordinal, session, &records, &mut frames);
+            let (trace, annotations) = pytorch::device_trace(ordinal, session.dial(), &records, &mut frames);
             snapshot.device_traces[ordinal as usize] = trace;
             snapshot.external_annotations = annotations;
         }

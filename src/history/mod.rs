@@ -7,12 +7,14 @@
 //!
 //! A device's history is one session from [`record_history`](crate::CachingAllocator::record_history) to the next.
 
+mod clock;
 mod record;
 mod recorder;
 mod ring;
 mod stacks;
 mod tags;
 
+pub(crate) use clock::Dial;
 pub(crate) use record::{Kind, Record};
 pub(crate) use recorder::Recorder;
 pub(crate) use ring::Session;

@@ -40,8 +40,8 @@ pub(crate) enum Kind {
 pub(crate) struct Record {
     /// From one counter a session; counts from 1.
     pub(crate) seq: u64,
-    /// Nanoseconds since the session's start.
-    pub(crate) nanos: u64,
+    /// When, by the session's clock.
+    pub(crate) ticks: u64,
     pub(crate) addr: u64,
     /// As requested; else the bytes of what the event is about.
     pub(crate) bytes: u64,

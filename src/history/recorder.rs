@@ -14,8 +14,8 @@ use std::sync::Arc;
 pub(crate) struct Note {
     /// The number of its allocation; 0 if that was not recorded.
     pub(crate) seq: u64,
-    /// When it was allocated, in nanoseconds since the session's start.
-    pub(crate) nanos: u64,
+    /// When it was allocated, by the session's clock.
+    pub(crate) ticks: u64,
     pub(crate) stack: StackId,
     pub(crate) tag: TagId,
 }
@@ -42,8 +42,8 @@ impl Recorder {
     #[inline(never)]
     pub(crate) fn alloc(&mut self, id: BlockId, block: &Block) {
         let stack = self.session.stack_of(self.session.options.stacks != Stacks::Off);
-        let (seq, nanos) = self.session.stamp();
-        let note = Note { seq, nanos, stack, tag: tags::current() };
+        let (seq, ticks) = self.session.stamp();
+        let note = Note { seq, ticks, stack, tag: tags::current() };
         let index = id as usize;
         if index >= self.notes.len() {
             self.notes.resize((index + 1).next_power_of_two(), Note::default());
@@ -70,26 +70,26 @@ impl Recorder {
 
     fn end(&mut self, kind: Kind, id: BlockId, block: &Block, stack: StackId) {
         let note = self.note(id);
-        let (seq, nanos) = self.session.stamp();
+        let (seq, ticks) = self.session.stamp();
         // As in PyTorch, a free without a stack of its own has the allocation's.
         let stack = if stack == StackId::NONE { note.stack } else { stack };
-        self.push(kind, block, Note { seq, nanos, stack, tag: note.tag });
+        self.push(kind, block, Note { seq, ticks, stack, tag: note.tag });
     }
 
     fn push(&mut self, kind: Kind, block: &Block, note: Note) {
-        let Note { seq, nanos, stack, tag } = note;
+        let Note { seq, ticks, stack, tag } = note;
         let (addr, bytes, block_bytes, class) = (block.addr, block.requested, block.size, block.class);
         let stream = self.stream;
-        self.put(Record { seq, nanos, addr, bytes, block_bytes, stream, stack, tag, kind, class });
+        self.put(Record { seq, ticks, addr, bytes, block_bytes, stream, stack, tag, kind, class });
     }
 
     /// Notes a segment of the pool.
     #[cold]
     pub(crate) fn segment(&mut self, kind: Kind, addr: u64, bytes: u64, class: SizeClass) {
         let (stack, tag) = (self.session.stack_of(self.session.options.stacks != Stacks::Off), tags::current());
-        let (seq, nanos) = self.session.stamp();
+        let (seq, ticks) = self.session.stamp();
         let stream = self.stream;
-        self.put(Record { seq, nanos, addr, bytes, block_bytes: bytes, stream, stack, tag, kind, class });
+        self.put(Record { seq, ticks, addr, bytes, block_bytes: bytes, stream, stack, tag, kind, class });
     }
 
     fn put(&mut self, record: Record) {

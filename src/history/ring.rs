@@ -1,5 +1,6 @@
 //! A session: the chunks of records that are kept, the clock, the stacks.
 
+use super::clock::{Clock, Dial};
 use super::record::{Kind, Record};
 use super::stacks::{StackId, StackTable};
 use super::tags::{self, TagId};
@@ -8,7 +9,6 @@ use crate::size::SizeClass;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Records a chunk.
 const CHUNK: usize = 1024;
@@ -19,9 +19,7 @@ pub(crate) struct Session {
     pub(crate) options: HistoryOptions,
     next: AtomicU64,
     stopped: AtomicU64,
-    start: Instant,
-    /// Microseconds since 1970 at the start.
-    pub(crate) start_us: u64,
+    clock: Clock,
     kept: Mutex<Kept>,
     pub(crate) stacks: StackTable,
 }
@@ -62,14 +60,12 @@ impl Session {
     pub(crate) const CAPTURES_STACKS: bool = StackTable::AVAILABLE;
 
     pub(crate) fn new(options: HistoryOptions) -> Arc<Self> {
-        let start_us = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
         let kept = Kept { chunks: VecDeque::new(), records: 0, horizon: 0, own: Vec::new(), spare: None };
         Arc::new(Self {
             options,
             next: AtomicU64::new(1),
             stopped: AtomicU64::new(0),
-            start: Instant::now(),
-            start_us,
+            clock: Clock::start(),
             kept: Mutex::new(kept),
             stacks: StackTable::new(),
         })
@@ -86,7 +82,7 @@ impl Session {
     /// The next number, and the time.
     #[inline]
     pub(super) fn stamp(&self) -> (u64, u64) {
-        (self.next.fetch_add(1, Ordering::Relaxed), self.nanos())
+        (self.next.fetch_add(1, Ordering::Relaxed), self.clock.now())
     }
 
     /// The number that the next event will have.
@@ -94,10 +90,9 @@ impl Session {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds since the start.
-    pub(crate) fn nanos(&self) -> u64 {
-        let since = self.start.elapsed();
-        since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos())
+    /// What turns the times of records into nanosecondseconds, and into microseconds since 1970.
+    pub(crate) fn dial(&self) -> Dial {
+        self.clock.dial()
     }
 
     /// The calling thread's stack, if `wanted`.
@@ -145,8 +140,8 @@ impl Session {
         let is_scope = matches!(kind, Kind::ScopeBegin | Kind::ScopeEnd);
         let stack = self.stack_of(self.options.stacks != Stacks::Off && !is_scope);
         let mut kept = self.kept.lock();
-        let (seq, nanos) = self.stamp();
-        kept.own.push(Record { seq, nanos, addr, bytes, block_bytes: bytes, stream, stack, tag, kind, class });
+        let (seq, ticks) = self.stamp();
+        kept.own.push(Record { seq, ticks, addr, bytes, block_bytes: bytes, stream, stack, tag, kind, class });
         if kept.own.len() >= CHUNK.min(self.options.events) {
             let full = std::mem::take(&mut kept.own);
             kept.keep(full, self.options.events);
@@ -154,7 +149,7 @@ impl Session {
         }
     }
 
-    /// The newest records that are kept, in order, together with those that pools have not handed in yet. The caller
+    /// The newest records that are kept, in order, with times that do not go back, together with those that pools have not handed in yet. The caller
     /// has the pools' locks.
     pub(crate) fn collect<'a>(&self, pools: impl Iterator<Item = &'a [Record]>) -> Vec<Record> {
         let kept = self.kept.lock();
@@ -165,6 +160,12 @@ impl Session {
         records.sort_unstable_by_key(|record| record.seq);
         let excess = records.len().saturating_sub(self.options.events);
         records.drain(..excess);
+        // Two processors' counters may differ by a little.
+        let mut latest = 0;
+        for record in &mut records {
+            latest = latest.max(record.ticks);
+            record.ticks = latest;
+        }
         records
     }
 }

@@ -3,7 +3,7 @@
 use super::{Action, Annotation, Block, Frame, Segment, Stack, TraceEntry, Value};
 use crate::config::Config;
 use crate::driver::StreamKey;
-use crate::history::{Kind, Record, Session, StackId, tag_name};
+use crate::history::{Dial, Kind, Record, Session, StackId, tag_name};
 use crate::pool::PoolCore;
 use crate::size::SizeClass;
 use crate::snapshot::BlockInfo;
@@ -112,13 +112,13 @@ pub(crate) fn with_stacks(segments: Vec<(Segment, Vec<StackId>)>, frames: &mut F
 /// The events as entries of a trace, and the scopes as annotations.
 pub(crate) fn device_trace(
     device: u32,
-    session: &Session,
+    dial: Dial,
     records: &[Record],
     frames: &mut Frames<'_>,
 ) -> (Vec<TraceEntry>, Vec<Annotation>) {
     let (mut entries, mut annotations) = (Vec::with_capacity(records.len() * 3 / 2), Vec::new());
     for record in records {
-        let time_us = session.start_us + record.nanos / 1000;
+        let time_us = dial.unix_us(record.ticks);
         let mut entry = |action| {
             let is_block = matches!(action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
             entries.push(TraceEntry {
