@@ -583,6 +583,7 @@ pub(crate) fn held(device: &Device) -> (u64, u64, u64) {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        crate::leaks::warn(&self.device);
         // Raw addresses may still be in use, and nobody is left to say so: their segments stay the process's.
         self.live.forget_all();
         for pool in self.device.pools() {

@@ -3,11 +3,14 @@
 use crate::allocator::{CachingAllocator, lock_all};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::fragmentation::FragmentationReport;
 use crate::history::{HistoryOptions, Kind, Recorder, Scope, Session, Stacks};
+use crate::leaks::{LeakReport, Mark};
 use crate::pool::PoolCore;
-use crate::pytorch::{self, Frames};
+use crate::pytorch;
 use crate::stream::StreamPool;
 use crate::supply::State as Supply;
+use crate::survey::Survey;
 use crate::sync::MutexGuard;
 use std::sync::Arc;
 
@@ -93,31 +96,47 @@ impl CachingAllocator {
     /// schema. Locks every pool while it copies.
     #[must_use]
     pub fn pytorch_snapshot(&self) -> pytorch::Snapshot {
-        let device = self.shared();
-        let ordinal = self.device();
-        let session = device.history.session();
-        let (segments, records) = frozen(device, |pools, cores, _| {
-            let pools: Vec<pytorch::Pool<'_>> =
-                pools.iter().zip(cores).map(|(pool, core)| (pool.clock.key, &**core)).collect();
-            let recorders = pools.iter().filter_map(|(_, core)| core.recorder.as_ref());
-            let records = session.as_ref().map(|session| {
-                let recorders = recorders.filter(|recorder| recorder.is_of(session));
-                session.collect(recorders.map(|recorder| recorder.records()))
-            });
-            (pytorch::segments(ordinal, &pools, session.as_ref()), records.unwrap_or_default())
-        });
-        let mut frames = Frames::new(session.as_deref());
+        let survey = Survey::new(self.shared(), true);
+        let mut frames = survey.frames();
+        let ordinal = survey.device as usize;
         let mut snapshot = pytorch::Snapshot {
-            segments: pytorch::with_stacks(segments, &mut frames),
-            device_traces: vec![Vec::new(); ordinal as usize + 1],
+            segments: pytorch::segments(&survey, &mut frames),
+            device_traces: vec![Vec::new(); ordinal + 1],
             allocator_settings: pytorch::settings(self.config(), self.is_expandable()),
             external_annotations: Vec::new(),
         };
-        if let Some(session) = &session {
-            let (trace, annotations) = pytorch::device_trace(ordinal, session.dial(), &records, &mut frames);
-            snapshot.device_traces[ordinal as usize] = trace;
+        if let Some(session) = &survey.session {
+            let (trace, annotations) =
+                pytorch::device_trace(survey.device, session.dial(), &survey.records, &mut frames);
+            snapshot.device_traces[ordinal] = trace;
             snapshot.external_annotations = annotations;
         }
         snapshot
+    }
+
+    /// The present moment, for [`LeakReport::between`].
+    #[must_use]
+    pub fn mark(&self) -> Mark {
+        Mark::new(self.shared().history.session().as_ref().map_or(0, |session| session.next_seq()))
+    }
+
+    /// What users hold, oldest first, with tags and stacks as far as the history knows them. Locks every pool while it
+    /// copies.
+    #[must_use]
+    pub fn leak_report(&self) -> LeakReport {
+        LeakReport::new(&Survey::new(self.shared(), false))
+    }
+
+    /// Calls `observer` with what is live when the last handle of this allocator is dropped, if anything is; instead of
+    /// the warning on standard error that a program gets which records a history. It must not panic.
+    pub fn on_leak(&self, observer: impl Fn(&LeakReport) + Send + Sync + 'static) {
+        self.shared().history.on_leak(Box::new(observer));
+    }
+
+    /// Why more is reserved than allocated: which blocks pin which segments or pages, and what moving or freeing them
+    /// would give back. Locks every pool while it copies; O(blocks log blocks).
+    #[must_use]
+    pub fn fragmentation_report(&self) -> FragmentationReport {
+        FragmentationReport::new(&Survey::new(self.shared(), false))
     }
 }

@@ -16,13 +16,14 @@ mod tags;
 
 pub(crate) use clock::Dial;
 pub(crate) use record::{Kind, Record};
-pub(crate) use recorder::Recorder;
+pub(crate) use recorder::{Note, Recorder};
 pub(crate) use ring::Session;
 pub(crate) use stacks::StackId;
 pub use tags::Scope;
 pub(crate) use tags::{TagId, tag_name};
 
 use crate::driver::DevicePtr;
+use crate::leaks::LeakReport;
 use crate::size::SizeClass;
 use crate::sync::Mutex;
 use std::sync::Arc;
@@ -72,33 +73,48 @@ impl HistoryOptions {
     }
 }
 
+/// Called with what is live when the allocator goes.
+pub(crate) type LeakObserver = Box<dyn Fn(&LeakReport) + Send + Sync>;
+
 /// A device's present or last session.
-#[derive(Debug, Default)]
-pub(crate) struct History(Mutex<Option<Arc<Session>>>);
+#[derive(Default)]
+pub(crate) struct History {
+    session: Mutex<Option<Arc<Session>>>,
+    leak_observer: Mutex<Option<LeakObserver>>,
+}
 
 impl History {
     /// Starts a session; the former one's events are forgotten once its recorders are gone.
     pub(crate) fn start(&self, options: HistoryOptions) -> Arc<Session> {
         let session = Session::new(options);
-        *self.0.lock() = Some(Arc::clone(&session));
+        *self.session.lock() = Some(Arc::clone(&session));
         session
     }
 
     /// Ends the session. What it recorded stays readable.
     pub(crate) fn stop(&self) {
-        if let Some(session) = &*self.0.lock() {
+        if let Some(session) = &*self.session.lock() {
             session.stop();
         }
     }
 
     /// The session, running or ended.
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
-        self.0.lock().clone()
+        self.session.lock().clone()
     }
 
     /// The session if it is running.
     pub(crate) fn running(&self) -> Option<Arc<Session>> {
         self.session().filter(|session| session.is_running())
+    }
+
+    pub(crate) fn on_leak(&self, observer: LeakObserver) {
+        *self.leak_observer.lock() = Some(observer);
+    }
+
+    /// Takes the observer: it is called once, at the end.
+    pub(crate) fn take_leak_observer(&self) -> Option<LeakObserver> {
+        self.leak_observer.lock().take()
     }
 
     /// Records an event that belongs to no pool's lock: pages, out of memory, scopes.

@@ -90,6 +90,11 @@ impl Session {
         self.next.load(Ordering::Relaxed)
     }
 
+    /// The time, by the session's clock.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
     /// What turns the times of records into nanosecondseconds, and into microseconds since 1970.
     pub(crate) fn dial(&self) -> Dial {
         self.clock.dial()

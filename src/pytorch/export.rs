@@ -2,17 +2,12 @@
 
 use super::{Action, Annotation, Block, Frame, Segment, Stack, TraceEntry, Value};
 use crate::config::Config;
-use crate::driver::StreamKey;
 use crate::history::{Dial, Kind, Record, Session, StackId, tag_name};
-use crate::pool::PoolCore;
 use crate::size::SizeClass;
-use crate::snapshot::BlockInfo;
+use crate::survey::Survey;
 use crate::{BlockState, history::TagId};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
-
-/// A pool that the caller has locked.
-pub(crate) type Pool<'a> = (StreamKey, &'a PoolCore);
 
 /// Stacks and tags of a session by number, each resolved once.
 pub(crate) struct Frames<'a> {
@@ -53,60 +48,34 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// The segments of all pools, by address, each with the stacks of its blocks; those are put in by
-/// [`with_stacks`], when no lock is held any more.
-pub(crate) fn segments(
-    device: u32,
-    pools: &[Pool<'_>],
-    session: Option<&Arc<Session>>,
-) -> Vec<(Segment, Vec<StackId>)> {
-    let mut segments = Vec::new();
-    for (stream, core) in pools {
-        let recorder = core.recorder.as_ref();
-        let recorder = recorder.filter(|recorder| session.is_some_and(|session| recorder.is_of(session)));
-        for run in core.runs() {
-            let mut segment = Segment {
-                device,
-                address: run.base,
-                stream: stream.handle.0,
-                is_large: run.class == SizeClass::Large,
-                is_expandable: run.expandable,
-                ..Segment::default()
-            };
-            let mut stacks = Vec::new();
-            for id in core.chain(run.first) {
-                let BlockInfo { address, bytes, requested, state } = BlockInfo::of(&core.blocks[id]);
-                let active = state != BlockState::Free;
-                segment.total_size += bytes;
-                segment.allocated_size += if state == BlockState::Live { bytes } else { 0 };
-                segment.active_size += if active { bytes } else { 0 };
-                segment.requested_size += if active { requested } else { 0 };
-                let note = recorder.filter(|_| active).map(|recorder| recorder.note(id));
-                stacks.push(note.map_or(StackId::NONE, |note| note.stack));
-                segment.blocks.push(Block {
-                    address: address.0,
-                    size: bytes,
-                    requested_size: requested,
-                    state,
-                    frames: Stack::default(),
-                });
-            }
-            segments.push((segment, stacks));
-        }
-    }
-    segments.sort_by_key(|(segment, _)| segment.address);
-    segments
-}
-
-/// Puts the stacks of the blocks in.
-pub(crate) fn with_stacks(segments: Vec<(Segment, Vec<StackId>)>, frames: &mut Frames<'_>) -> Vec<Segment> {
-    let filled = segments.into_iter().map(|(mut segment, stacks)| {
-        for (block, stack) in segment.blocks.iter_mut().zip(stacks) {
-            block.frames = frames.stack(stack);
+/// What is held, as segments.
+pub(crate) fn segments(survey: &Survey, frames: &mut Frames<'_>) -> Vec<Segment> {
+    let segments = survey.runs.iter().map(|run| {
+        let mut segment = Segment {
+            device: survey.device,
+            address: run.base,
+            stream: run.stream.handle.0,
+            is_large: run.class == SizeClass::Large,
+            is_expandable: run.expandable,
+            ..Segment::default()
+        };
+        for (block, note) in &run.blocks {
+            let active = block.state != BlockState::Free;
+            segment.total_size += block.bytes;
+            segment.allocated_size += if block.state == BlockState::Live { block.bytes } else { 0 };
+            segment.active_size += if active { block.bytes } else { 0 };
+            segment.requested_size += if active { block.requested } else { 0 };
+            segment.blocks.push(Block {
+                address: block.address.0,
+                size: block.bytes,
+                requested_size: block.requested,
+                state: block.state,
+                frames: frames.stack(note.stack),
+            });
         }
         segment
     });
-    filled.collect()
+    segments.collect()
 }
 
 /// The events as entries of a trace, and the scopes as annotations.

@@ -17,7 +17,7 @@ mod timeline;
 mod to_trace;
 mod write;
 
-pub(crate) use export::{Frames, Pool, device_trace, segments, settings, with_stacks};
+pub(crate) use export::{Frames, device_trace, segments, settings};
 
 #[cfg(feature = "replay")]
 pub use read::{FILE_MAX_BYTES, SnapshotError};

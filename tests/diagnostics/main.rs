@@ -2,5 +2,7 @@
 
 #[cfg(feature = "replay")]
 mod files;
+mod fragmentation;
 mod history;
+mod leaks;
 mod viewer;
