@@ -7,6 +7,7 @@
 //! Beside PyTorch's keys an entry of a trace has `block_size`, the block's bytes, and its `user_metadata` is the tag of
 //! the [scope](crate::CachingAllocator::scope) that it happened in.
 
+mod chrome;
 mod export;
 mod json;
 mod pickle;

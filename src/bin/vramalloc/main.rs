@@ -1,5 +1,6 @@
 //! The command line program: replays recorded runs, and tells whether they would fit.
 
+mod convert;
 mod fit;
 mod input;
 mod replay;
@@ -25,6 +26,10 @@ enum Command {
     ///
     /// Exit status: 0; 1 if a run fits under neither kind; 2 if the input or an option is wrong.
     Fit(fit::Args),
+    /// Writes a memory snapshot in another format, or as a timeline for trace viewers.
+    ///
+    /// Exit status: 0; 1 if the output cannot be written; 2 if the input or an option is wrong.
+    Convert(convert::Args),
 }
 
 /// How the program ends when it does not end well.
@@ -39,6 +44,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Replay(args) => replay::run(&args),
         Command::Fit(args) => fit::run(&args),
+        Command::Convert(args) => convert::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
