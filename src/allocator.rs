@@ -355,6 +355,7 @@ impl CachingAllocator {
             }
         }
         self.reap();
+        crate::tell::emptied(device, freed);
         Ok(freed)
     }
 
@@ -536,6 +537,11 @@ impl CachingAllocator {
         self.inner.device.take_deferred()
     }
 
+    #[cfg(feature = "metrics")]
+    pub(crate) fn downgrade(&self) -> WeakAllocator {
+        WeakAllocator(Arc::downgrade(&self.inner))
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Device> {
         &self.inner.device
     }
@@ -579,6 +585,25 @@ pub(crate) fn held(device: &Device) -> (u64, u64, u64) {
         u64::try_from(sum).unwrap_or(0)
     };
     (sum(Lane::AllocatedBytes), sum(Lane::ActiveBytes), sum(Lane::InactiveSplitBytes))
+}
+
+/// An allocator that is not kept alive.
+#[cfg(feature = "metrics")]
+#[derive(Clone)]
+pub(crate) struct WeakAllocator(std::sync::Weak<Inner>);
+
+#[cfg(feature = "metrics")]
+impl WeakAllocator {
+    pub(crate) fn upgrade(&self) -> Option<CachingAllocator> {
+        self.0.upgrade().map(|inner| CachingAllocator { inner })
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl std::fmt::Debug for WeakAllocator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WeakAllocator")
+    }
 }
 
 impl Drop for Inner {

@@ -1,6 +1,7 @@
 //! The allocator's tools: the history, scopes, and snapshots drawn from them.
 
 use crate::allocator::{CachingAllocator, lock_all};
+use crate::breakdown::MemoryBreakdown;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fragmentation::FragmentationReport;
@@ -78,6 +79,12 @@ impl CachingAllocator {
         Ok(())
     }
 
+    /// Whether a history is being recorded.
+    #[must_use]
+    pub fn is_recording_history(&self) -> bool {
+        self.shared().history.running().is_some()
+    }
+
     /// Opens a scope: what the calling thread allocates until the value is dropped carries `name` as its tag, within
     /// those of the scopes that are open (`step/forward`). The tag counts on every device, since a phase of a program
     /// may use several; this allocator's history also keeps when the scope began and ended.
@@ -131,6 +138,12 @@ impl CachingAllocator {
     /// the warning on standard error that a program gets which records a history. It must not panic.
     pub fn on_leak(&self, observer: impl Fn(&LeakReport) + Send + Sync + 'static) {
         self.shared().history.on_leak(Box::new(observer));
+    }
+
+    /// What each stream and each tag holds; printed, a table of each. Locks every pool while it copies.
+    #[must_use]
+    pub fn memory_breakdown(&self) -> MemoryBreakdown {
+        MemoryBreakdown::new(&Survey::new(self.shared(), false))
     }
 
     /// Why more is reserved than allocated: which blocks pin which segments or pages, and what moving or freeing them

@@ -21,6 +21,7 @@ pub mod driver;
 mod allocator;
 mod allocators;
 mod block;
+mod breakdown;
 pub mod config;
 mod device;
 mod diagnose;
@@ -31,6 +32,10 @@ mod free_index;
 pub mod history;
 mod leaks;
 mod live;
+#[cfg(feature = "metrics")]
+pub mod metrics;
+#[cfg(feature = "nvtx")]
+mod nvtx;
 mod open;
 mod pool;
 mod process;
@@ -47,12 +52,14 @@ mod summary;
 mod supply;
 mod survey;
 mod sync;
+mod tell;
 #[cfg(feature = "replay")]
 pub mod trace;
 mod validate;
 
 pub use allocator::{Allocation, CachingAllocator, MAX_ALIGNMENT};
 pub use allocators::Allocators;
+pub use breakdown::{MemoryBreakdown, StreamUsage, TagUsage};
 pub use config::{Config, ConfigError, Limit, OnPending, RoundupDivisions, Segments};
 pub use driver::{DevicePtr, Driver, DriverError, DriverErrorKind, StreamHandle};
 pub use error::{Cause, Error, OutOfMemory, Result};

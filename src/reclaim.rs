@@ -22,6 +22,7 @@ use crate::segment::Segment;
 use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SMALL_SEGMENT_BYTES, SizeClass, align_up, segment_bytes};
 use crate::stream::StreamPool;
 use crate::supply::{self, plan::Beyond};
+use crate::tell;
 use std::sync::Arc;
 
 /// Who refused to let the pool grow.
@@ -36,6 +37,12 @@ pub(crate) enum Refusal {
 #[cold]
 #[inline(never)]
 pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
+    let result = climb(pool, request);
+    tell::slow_path(&pool.device, request, &result);
+    result
+}
+
+fn climb(pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
     let device = &*pool.device;
     if !device.is_usable() {
         return Err(device.unusable());
@@ -466,6 +473,7 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
     device.ledger.lock().ooms += 1;
     let free = DevicePtr(report.device_free.unwrap_or(0));
     device.history.record(Kind::OutOfMemory, free, request.bytes, pool.clock.key.handle.0, request.class);
+    tell::out_of_memory(&report);
     device.observe(&report);
     Err(Error::OutOfMemory(Box::new(report)))
 }

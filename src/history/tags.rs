@@ -91,6 +91,8 @@ pub struct Scope {
     tag: TagId,
     /// Told when the scope ends.
     ended: Option<Box<dyn FnOnce(TagId)>>,
+    #[cfg(feature = "nvtx")]
+    _range: Option<crate::nvtx::Range>,
     thread: PhantomData<*const ()>,
 }
 
@@ -104,7 +106,14 @@ impl Scope {
         });
         OPEN.with(|open| open.borrow_mut().push((number, tag)));
         CURRENT.with(|current| current.set(tag));
-        Self { number, tag, ended: None, thread: PhantomData }
+        Self {
+            number,
+            tag,
+            ended: None,
+            #[cfg(feature = "nvtx")]
+            _range: crate::nvtx::Range::start(name),
+            thread: PhantomData,
+        }
     }
 
     pub(crate) fn tag(&self) -> TagId {

@@ -1,5 +1,6 @@
 //! The history, snapshots, and the reports drawn from them.
 
+mod breakdown;
 mod chrome;
 #[cfg(feature = "replay")]
 mod files;
