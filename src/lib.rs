@@ -34,6 +34,8 @@ mod leaks;
 mod live;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(feature = "nvml")]
+pub mod nvml;
 #[cfg(feature = "nvtx")]
 mod nvtx;
 mod open;

@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// out of memory): a pickle, or JSON if the name ends in .json. One trace only.
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
+    /// Writes the statistics at the same moment, under the keys of torch.cuda.memory_stats(), as JSON. One trace only.
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
     /// A table for people, or a JSON object a line and trace.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -123,20 +126,38 @@ impl Args {
     fn passes(&self) -> u32 {
         self.passes.unwrap_or(if self.snapshot.is_some() { 1 } else { 2 })
     }
+
+    /// Whether something is written that is one run's.
+    fn is_of_one_run(&self) -> bool {
+        self.snapshot.is_some() || self.stats.is_some()
+    }
+
+    /// Writes what was asked for, as it is now.
+    fn write(&self, allocator: &CachingAllocator) -> Result<(), Failure> {
+        let failed = |path: &PathBuf, error: std::io::Error| Failure::Run(format!("{}: {error}", path.display()));
+        if let Some(path) = &self.snapshot {
+            allocator.pytorch_snapshot().save(path).map_err(|error| failed(path, error))?;
+        }
+        if let Some(path) = &self.stats {
+            let text = serde_json::to_string_pretty(&allocator.memory_stats().to_map()).unwrap_or_default();
+            std::fs::write(path, text + "\n").map_err(|error| failed(path, error))?;
+        }
+        Ok(())
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = config(args)?;
-    if args.snapshot.is_some() && args.files.len() > 1 {
-        return Err(Failure::Usage("--snapshot takes one trace at a time".to_owned()));
+    if args.is_of_one_run() && args.files.len() > 1 {
+        return Err(Failure::Usage("--snapshot and --stats take one trace at a time".to_owned()));
     }
     // All input is read before anything is printed.
     let mut traces = Vec::new();
     for file in &args.files {
         traces.extend(input::read(file)?.into_iter().map(|input| input.trace));
     }
-    if args.snapshot.is_some() && traces.len() > 1 {
-        return Err(Failure::Usage("--snapshot takes a run of one device".to_owned()));
+    if args.is_of_one_run() && traces.len() > 1 {
+        return Err(Failure::Usage("--snapshot and --stats take a run of one device".to_owned()));
     }
     let progress = progress(traces.len() as u64 * u64::from(args.passes()));
     for trace in &traces {
@@ -217,9 +238,8 @@ fn replay(args: &Args, config: &Config, trace: &Trace, progress: &ProgressBar) -
         let mut written = Ok(());
         let result = replay.pass_then(|allocator| {
             let is_last = pass == args.passes() || allocator.memory_stats().num_ooms > 0;
-            if let Some(path) = args.snapshot.as_ref().filter(|_| is_last) {
-                let save = allocator.pytorch_snapshot().save(path);
-                written = save.map_err(|error| Failure::Run(format!("{}: {error}", path.display())));
+            if is_last {
+                written = args.write(allocator);
             }
         });
         result.map_err(failed).map(drop).and(written)?;

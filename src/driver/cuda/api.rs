@@ -108,6 +108,7 @@ table! {
         mem_unmap = "cuMemUnmap" (CUdeviceptr, usize);
         mem_set_access = "cuMemSetAccess" (CUdeviceptr, usize, *const CUmemAccessDesc, usize);
         mem_granularity = "cuMemGetAllocationGranularity" (*mut usize, *const CUmemAllocationProp, c_uint);
+        device_uuid = "cuDeviceGetUuid_v2" (*mut [u8; 16], CUdevice);
         stream_id = "cuStreamGetId" (CUstream, *mut c_ulonglong);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
         alloc_async = "cuMemAllocAsync" (*mut CUdeviceptr, usize, CUstream);
