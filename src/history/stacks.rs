@@ -95,19 +95,22 @@ impl StackTable {
                 });
             });
         }
-        let own = symbols.iter().take_while(|symbol| is_inner(&symbol.name)).count();
+        let own = symbols.iter().take_while(|symbol| is_inner(symbol)).count();
         symbols.drain(..own);
         symbols
     }
 }
 
-/// Whether a function is between the capture and the user's call.
+/// Whether a function is between the capture and the user's call: by its file, since one that was inlined may have lost
+/// its path, or by its path, without debug information.
 #[cfg(feature = "stacks")]
-fn is_inner(name: &str) -> bool {
-    let name = name.trim_start_matches('<');
-    ["backtrace::", "vramalloc::", "core::ptr::drop_in_place", "core::mem::drop", "core::option::Option"]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+fn is_inner(symbol: &Symbol) -> bool {
+    let name = symbol.name.trim_start_matches('<');
+    symbol.file.starts_with(concat!(env!("CARGO_MANIFEST_DIR"), "/src/"))
+        || ["/backtrace-", "/library/core/src/", "/library/alloc/src/"]
+            .iter()
+            .any(|part| symbol.file.contains(part))
+        || ["backtrace::", "vramalloc::", "core::", "alloc::"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(not(feature = "stacks"))]

@@ -237,3 +237,48 @@ proptest! {
         drop(live);
     }
 }
+
+/// Threads on their own streams and on a shared one, with pages moving between them: every snapshot taken meanwhile
+/// agrees with its events.
+#[test]
+fn snapshots_are_consistent_while_threads_run() {
+    for segments in [Segments::Fixed, Segments::Expandable] {
+        let (sim, allocator, [shared, _]) = setup(256 * MIB, segments);
+        allocator.record_history(Some(HistoryOptions::default().events(3000))).unwrap();
+        std::thread::scope(|threads| {
+            let workers: Vec<_> = (0..3u64)
+                .map(|thread| {
+                    let own = allocator.stream(sim.create_stream()).unwrap();
+                    let (allocator, shared) = (&allocator, &shared);
+                    threads.spawn(move || {
+                        let mut live = Vec::new();
+                        for round in 0..400u64 {
+                            let _scope = allocator.scope("round");
+                            let stream = if round % 3 == 0 { shared } else { &own };
+                            let bytes = 1 + (round * 7_919 + thread * 104_729) % (6 * MIB);
+                            // The device is too small for all of it at times.
+                            live.extend(allocator.alloc(bytes, stream).ok());
+                            if live.len() > 12 {
+                                drop(live.swap_remove((round as usize * 5) % live.len()));
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let mut snapshots = 0;
+            while workers.iter().any(|worker| !worker.is_finished()) || snapshots == 0 {
+                viewer::check(&allocator.pytorch_snapshot(), false);
+                snapshots += 1;
+                if snapshots % 5 == 0 {
+                    allocator.empty_cache().unwrap();
+                }
+                if snapshots % 7 == 0 {
+                    // A new recording in the middle of everything.
+                    allocator.record_history(Some(HistoryOptions::default().events(500))).unwrap();
+                }
+            }
+        });
+        viewer::check(&allocator.pytorch_snapshot(), false);
+        allocator.validate().unwrap();
+    }
+}
