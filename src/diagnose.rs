@@ -18,16 +18,16 @@ use std::sync::Arc;
 /// Calls `f` with every pool and the supply locked: nothing moves meanwhile.
 pub(crate) fn frozen<T>(
     device: &Device,
-    f: impl FnOnce(&[Arc<StreamPool>], &[MutexGuard<'_, PoolCore>], &Supply) -> T,
+    f: impl FnOnce(&[Arc<StreamPool>], &mut [MutexGuard<'_, PoolCore>], &Supply) -> T,
 ) -> T {
     let supply = device.supply.state.lock();
     let mut pools = device.pools();
     loop {
-        let cores = lock_all(&pools);
+        let mut cores = lock_all(&pools);
         // A pool that came in between is not locked; what it reserved by now would be missed.
         let now = device.pools();
         if now.len() == pools.len() && now.iter().zip(&pools).all(|(now, then)| Arc::ptr_eq(now, then)) {
-            return f(&pools, &cores, &supply);
+            return f(&pools, &mut cores, &supply);
         }
         drop(cores);
         pools = now;
@@ -35,7 +35,8 @@ pub(crate) fn frozen<T>(
 }
 
 impl CachingAllocator {
-    /// Starts recording what the allocator does, or stops it; what a former recording kept is forgotten by the next.
+    /// Starts recording what the allocator does, or stops it. Either forgets what was recorded before: take a snapshot
+    /// first. Locks every pool for a moment.
     ///
     /// While it is off it costs nothing. While it is on an event costs tens of nanoseconds, and some microseconds with
     /// its call stack; memory is 64 bytes an event that is kept and 24 a block.
@@ -60,29 +61,26 @@ impl CachingAllocator {
     /// [`Error::NoStacks`] if stacks are asked for and the feature `stacks` is off.
     pub fn record_history(&self, options: Option<HistoryOptions>) -> Result<()> {
         let device = self.shared();
-        let Some(options) = options else {
-            device.history.stop();
-            for pool in device.pools() {
-                // Dropped when the lock is let go.
-                let _recorder = pool.core.lock().recorder.take();
-            }
-            return Ok(());
-        };
-        if options.stacks != Stacks::Off && !Session::CAPTURES_STACKS {
+        if options.is_some_and(|options| options.stacks != Stacks::Off) && !Session::CAPTURES_STACKS {
             return Err(Error::NoStacks);
         }
-        let session = device.history.start(options);
-        for pool in device.pools() {
-            let recorder = Recorder::new(Arc::clone(&session), pool.clock.key.handle.0);
-            let _former = pool.core.lock().recorder.replace(recorder);
-        }
+        let session = options.map(Session::new);
+        let mut former = Vec::new(); // dropped when no lock is held any more
+        frozen(device, |pools, cores, _| {
+            device.history.switch(session.clone());
+            for (pool, core) in pools.iter().zip(cores) {
+                let recorder =
+                    session.as_ref().map(|session| Recorder::new(Arc::clone(session), pool.clock.key.handle.0));
+                former.push(std::mem::replace(&mut core.recorder, recorder));
+            }
+        });
         Ok(())
     }
 
     /// Whether a history is being recorded.
     #[must_use]
     pub fn is_recording_history(&self) -> bool {
-        self.shared().history.running().is_some()
+        self.shared().history.session().is_some()
     }
 
     /// Opens a scope: what the calling thread allocates until the value is dropped carries `name` as its tag, within
@@ -92,9 +90,9 @@ impl CachingAllocator {
     /// Costs a look-up of the name; allocations cost nothing more.
     pub fn scope(&self, name: &str) -> Scope {
         let mut scope = Scope::open(name);
-        if let Some(session) = self.shared().history.running() {
+        if let Some(session) = self.shared().history.session() {
             session.record_scope(Kind::ScopeBegin, scope.tag());
-            scope.on_end(move |tag| session.record_scope(Kind::ScopeEnd, tag));
+            scope.on_end(move |tag| session.record_scope(Kind::ScopeEnd, tag)); // of a former session, nobody sees it
         }
         scope
     }

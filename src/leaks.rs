@@ -233,7 +233,7 @@ pub(crate) fn warn(device: &Device) {
         return;
     }
     let observer = device.history.take_leak_observer();
-    if observer.is_none() && device.history.running().is_none() && !cfg!(feature = "tracing") {
+    if observer.is_none() && device.history.session().is_none() && !cfg!(feature = "tracing") {
         return;
     }
     let report = LeakReport::new(&Survey::new(device, false));
@@ -244,7 +244,7 @@ pub(crate) fn warn(device: &Device) {
     crate::tell::leak(&report);
     match observer {
         Some(observer) => observer(&report),
-        None if device.history.running().is_some() => {
+        None if device.history.session().is_some() => {
             // Nobody can act on a standard error that is closed.
             let _ = writeln!(
                 std::io::stderr(),

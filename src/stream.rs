@@ -49,10 +49,14 @@ impl StreamPool {
             thread,
         });
         device.add_pool(number, Arc::downgrade(&pool));
-        if let Some(session) = device.history.running() {
-            // Whoever starts a session lists it first and then visits the pools that are listed.
-            pool.core.lock().recorder.get_or_insert_with(|| Recorder::new(session, key.handle.0));
+        // Whoever starts a session has the locks of the pools that are listed; this one takes part from here on.
+        let mut core = pool.core.lock();
+        if core.recorder.is_none()
+            && let Some(session) = device.history.session()
+        {
+            core.recorder = Some(Recorder::new(session, key.handle.0));
         }
+        drop(core);
         pool
     }
 

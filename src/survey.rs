@@ -39,11 +39,11 @@ impl Run {
 
 impl Survey {
     pub(crate) fn new(device: &Device, with_records: bool) -> Self {
-        let session = device.history.session();
         frozen(device, |pools, cores, supply| {
+            let session = device.history.session();
             let mut runs = Vec::new();
             let mut recorders = Vec::new();
-            for (pool, core) in pools.iter().zip(cores) {
+            for (pool, core) in pools.iter().zip(&*cores) {
                 let recorder = core.recorder.as_ref();
                 let recorder =
                     recorder.filter(|recorder| session.as_ref().is_some_and(|session| recorder.is_of(session)));
@@ -75,7 +75,7 @@ impl Survey {
                 }
                 _ => Vec::new(),
             };
-            Self { device: device.driver.device(), session: session.clone(), runs, handles, records }
+            Self { device: device.driver.device(), session, runs, handles, records }
         })
     }
 

@@ -76,7 +76,7 @@ impl HistoryOptions {
 /// Called with what is live when the allocator goes.
 pub(crate) type LeakObserver = Box<dyn Fn(&LeakReport) + Send + Sync>;
 
-/// A device's present or last session.
+/// A device's session.
 #[derive(Default)]
 pub(crate) struct History {
     session: Mutex<Option<Arc<Session>>>,
@@ -84,28 +84,15 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Starts a session; the former one's events are forgotten once its recorders are gone.
-    pub(crate) fn start(&self, options: HistoryOptions) -> Arc<Session> {
-        let session = Session::new(options);
-        *self.session.lock() = Some(Arc::clone(&session));
-        session
+    /// Starts a session, or none; the former one's events are forgotten once its recorders are gone. The caller has
+    /// every pool's lock and the supply's, so that no event falls between two sessions.
+    pub(crate) fn switch(&self, session: Option<Arc<Session>>) {
+        *self.session.lock() = session;
     }
 
-    /// Ends the session. What it recorded stays readable.
-    pub(crate) fn stop(&self) {
-        if let Some(session) = &*self.session.lock() {
-            session.stop();
-        }
-    }
-
-    /// The session, running or ended.
+    /// The session, while one is running.
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         self.session.lock().clone()
-    }
-
-    /// The session if it is running.
-    pub(crate) fn running(&self) -> Option<Arc<Session>> {
-        self.session().filter(|session| session.is_running())
     }
 
     pub(crate) fn on_leak(&self, observer: LeakObserver) {
@@ -121,7 +108,7 @@ impl History {
     #[cold]
     #[inline(never)]
     pub(crate) fn record(&self, kind: Kind, addr: DevicePtr, bytes: u64, stream: u64, class: SizeClass) {
-        if let Some(session) = self.running() {
+        if let Some(session) = self.session() {
             session.record(kind, addr.0, bytes, stream, class);
         }
     }

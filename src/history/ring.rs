@@ -18,7 +18,6 @@ const CHUNK: usize = 1024;
 pub(crate) struct Session {
     pub(crate) options: HistoryOptions,
     next: AtomicU64,
-    stopped: AtomicU64,
     clock: Clock,
     kept: Mutex<Kept>,
     pub(crate) stacks: StackTable,
@@ -64,19 +63,10 @@ impl Session {
         Arc::new(Self {
             options,
             next: AtomicU64::new(1),
-            stopped: AtomicU64::new(0),
             clock: Clock::start(),
             kept: Mutex::new(kept),
             stacks: StackTable::new(),
         })
-    }
-
-    pub(crate) fn is_running(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed) == 0
-    }
-
-    pub(super) fn stop(&self) {
-        self.stopped.store(1, Ordering::Relaxed);
     }
 
     /// The next number, and the time.
@@ -128,9 +118,7 @@ impl Session {
 
     /// Records a scope of the calling thread.
     pub(crate) fn record_scope(&self, kind: Kind, tag: TagId) {
-        if self.is_running() {
-            self.record_tagged(kind, tags::thread_number(), 0, 0, SizeClass::Small, tag);
-        }
+        self.record_tagged(kind, tags::thread_number(), 0, 0, SizeClass::Small, tag);
     }
 
     /// Records an event that belongs to no pool.
