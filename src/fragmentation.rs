@@ -9,6 +9,7 @@ use crate::history::Note;
 use crate::pytorch::Stack;
 use crate::size::human_bytes;
 use crate::snapshot::BlockInfo;
+use crate::summary::counted;
 use crate::survey::{Run, Survey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -309,11 +310,11 @@ impl fmt::Display for FragmentationReport {
             let StreamHandle(stream) = unit.stream.handle;
             writeln!(
                 f,
-                "  {kind} at {}, {} of {} free, stream {stream:#x}, pinned by {} blocks:",
+                "  {kind} at {}, {} of {} free, stream {stream:#x}, pinned by {}:",
                 unit.address,
                 human_bytes(unit.free),
                 human_bytes(unit.bytes),
-                unit.pinned_by.len()
+                counted(unit.pinned_by.len(), "block")
             )?;
             for block in unit.pinned_by.iter().take(3) {
                 write!(f, "    ")?;

@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::driver::{DevicePtr, StreamKey};
 use crate::pytorch::Stack;
 use crate::size::human_bytes;
+use crate::summary::counted;
 use crate::survey::Survey;
 use rustc_hash::FxHashMap;
 use std::fmt;
@@ -185,7 +186,7 @@ impl fmt::Display for LeakReport {
         let age =
             |age: Option<Duration>| age.map_or("unknown".to_owned(), |age| format!("{:.1} s", age.as_secs_f64()));
         let count = self.allocations.len();
-        write!(f, "device {}: {count} live allocations, {}", self.device, bytes(self.bytes()))?;
+        write!(f, "device {}: {}, {}", self.device, counted(count, "live allocation"), bytes(self.bytes()))?;
         if count == 0 {
             return Ok(());
         }

@@ -10,6 +10,8 @@
 //! | [`Allocation`] | device memory that is freed when dropped |
 //! | [`Config`] | kinds of segments, limits, thresholds; also from a string, also from `VRAMALLOC_CONF` |
 //! | [`MemoryStats`], [`Snapshot`] | what it did, what it holds |
+//! | [`HistoryOptions`], [`pytorch`] | what happened, for PyTorch's viewers |
+//! | [`LeakReport`], [`FragmentationReport`], [`MemoryBreakdown`] | what is not freed, what pins memory, who holds it |
 //! | [`Error`], [`OutOfMemory`] | what went wrong, with the numbers |
 //!
 //! The words are the field's: *reserved* is what the allocator holds of the device, *allocated* what users hold, *active*
@@ -77,3 +79,7 @@ pub use validate::InvariantViolation;
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/diagnostics.md")]
+struct Diagnostics;

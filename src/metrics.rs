@@ -3,7 +3,7 @@
 //! [`MetricsCollector`] goes into a registry of the `prometheus-client` crate, [`text`] is the whole of an answer to a
 //! scrape. Names end in their units; labels are bounded: a device, a size class, a driver's function, and the tags that
 //! hold most. Streams are none: a program may make any number of them
-//! ([`MemoryBreakdown`](crate::MemoryBreakdown) has them).
+//! ([`MemoryBreakdown`] has them).
 //!
 //! | metric | labels | |
 //! | --- | --- | --- |

@@ -134,7 +134,7 @@ fn without_an_observer_a_recording_program_is_warned() {
     assert!(output.status.success(), "{text}");
     for part in [
         "vramalloc: the allocator is dropped while memory of it is in use",
-        "1 live allocations",
+        "1 live allocation,",
         "222 bytes",
         "evening",
     ] {
