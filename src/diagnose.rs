@@ -97,6 +97,14 @@ impl CachingAllocator {
         scope
     }
 
+    /// Notes `text` in the history, as an instant between its events; the newest 65,536 are kept. Does nothing while no
+    /// history is recorded.
+    pub fn annotate(&self, text: &str) {
+        if let Some(session) = self.shared().history.session() {
+            session.annotate(text);
+        }
+    }
+
     /// What the allocator holds and, if [`record_history`](Self::record_history) was called, what it did, in PyTorch's
     /// schema. Locks every pool while it copies.
     #[must_use]
@@ -111,8 +119,13 @@ impl CachingAllocator {
             external_annotations: Vec::new(),
         };
         if let Some(session) = &survey.session {
-            let (trace, annotations) =
-                pytorch::device_trace(survey.device, session.dial(), &survey.records, &mut frames);
+            let (trace, annotations) = pytorch::device_trace(
+                survey.device,
+                session.dial(),
+                &survey.records,
+                &session.annotations(),
+                &mut frames,
+            );
             snapshot.device_traces[ordinal] = trace;
             snapshot.external_annotations = annotations;
         }

@@ -17,7 +17,7 @@ mod tags;
 pub(crate) use clock::Dial;
 pub(crate) use record::{Kind, Record};
 pub(crate) use recorder::{Note, Recorder};
-pub(crate) use ring::Session;
+pub(crate) use ring::{Annotated, Session};
 pub(crate) use stacks::StackId;
 pub use tags::Scope;
 pub(crate) use tags::{TagId, tag_name};

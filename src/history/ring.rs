@@ -13,6 +13,17 @@ use std::sync::Arc;
 /// Records a chunk.
 const CHUNK: usize = 1024;
 
+/// The newest annotations that are kept.
+const ANNOTATIONS_MAX: usize = 1 << 16;
+
+/// What the program noted.
+#[derive(Clone, Debug)]
+pub(crate) struct Annotated {
+    pub(crate) ticks: u64,
+    pub(crate) thread: u64,
+    pub(crate) text: Arc<str>,
+}
+
 /// One recording of one device.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -20,6 +31,7 @@ pub(crate) struct Session {
     next: AtomicU64,
     clock: Clock,
     kept: Mutex<Kept>,
+    notes: Mutex<VecDeque<Annotated>>,
     pub(crate) stacks: StackTable,
 }
 
@@ -65,6 +77,7 @@ impl Session {
             next: AtomicU64::new(1),
             clock: Clock::start(),
             kept: Mutex::new(kept),
+            notes: Mutex::new(VecDeque::new()),
             stacks: StackTable::new(),
         })
     }
@@ -119,6 +132,21 @@ impl Session {
     /// Records a scope of the calling thread.
     pub(crate) fn record_scope(&self, kind: Kind, tag: TagId) {
         self.record_tagged(kind, tags::thread_number(), 0, 0, SizeClass::Small, tag);
+    }
+
+    /// Records what the program notes.
+    pub(crate) fn annotate(&self, text: &str) {
+        let mut notes = self.notes.lock();
+        if notes.len() == ANNOTATIONS_MAX {
+            notes.pop_front();
+        }
+        let ticks = self.clock.now();
+        notes.push_back(Annotated { ticks, thread: tags::thread_number(), text: text.into() });
+    }
+
+    /// What the program noted, oldest first.
+    pub(crate) fn annotations(&self) -> Vec<Annotated> {
+        self.notes.lock().iter().cloned().collect()
     }
 
     /// Records an event that belongs to no pool.

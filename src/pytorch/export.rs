@@ -2,7 +2,7 @@
 
 use super::{Action, Annotation, Block, Frame, Segment, Stack, TraceEntry, Value};
 use crate::config::Config;
-use crate::history::{Dial, Kind, Record, Session, StackId, tag_name};
+use crate::history::{Annotated, Dial, Kind, Record, Session, StackId, tag_name};
 use crate::size::SizeClass;
 use crate::survey::Survey;
 use crate::{BlockState, history::TagId};
@@ -83,6 +83,7 @@ pub(crate) fn device_trace(
     device: u32,
     dial: Dial,
     records: &[Record],
+    notes: &[Annotated],
     frames: &mut Frames<'_>,
 ) -> (Vec<TraceEntry>, Vec<Annotation>) {
     let (mut entries, mut annotations) = (Vec::with_capacity(records.len() * 3 / 2), Vec::new());
@@ -122,17 +123,25 @@ pub(crate) fn device_trace(
             Kind::OutOfMemory => entry(Action::Oom),
             Kind::ScopeBegin | Kind::ScopeEnd => {
                 let stage = if record.kind == Kind::ScopeBegin { "START" } else { "END" };
-                annotations.push(Annotation(vec![
-                    ("stage".to_owned(), Value::Str(stage.to_owned())),
-                    ("name".to_owned(), Value::Str(frames.tag(record.tag).to_string())),
-                    ("device".to_owned(), Value::Int(i64::from(device))),
-                    ("time_us".to_owned(), Value::Int(i64::try_from(time_us).unwrap_or(i64::MAX))),
-                    ("thread".to_owned(), Value::Int(i64::try_from(record.addr).unwrap_or(i64::MAX))),
-                ]));
+                annotations.push((time_us, stage, frames.tag(record.tag), record.addr));
             }
         }
     }
-    (entries, annotations)
+    let notes =
+        notes.iter().map(|note| (dial.unix_us(note.ticks), "INSTANT", Arc::clone(&note.text), note.thread));
+    annotations.extend(notes);
+    annotations.sort_by_key(|(time_us, ..)| *time_us); // stable: scopes stay nested
+    let int = |value: u64| Value::Int(i64::try_from(value).unwrap_or(i64::MAX));
+    let annotations = annotations.into_iter().map(|(time_us, stage, name, thread)| {
+        Annotation(vec![
+            ("stage".to_owned(), Value::Str(stage.to_owned())),
+            ("name".to_owned(), Value::Str(name.to_string())),
+            ("device".to_owned(), int(device.into())),
+            ("time_us".to_owned(), int(time_us)),
+            ("thread".to_owned(), int(thread)),
+        ])
+    });
+    (entries, annotations.collect())
 }
 
 /// The settings under PyTorch's keys; those of its that have no meaning here are left out.

@@ -50,6 +50,7 @@ fn counters_slices_and_instants() {
             drop(allocator.alloc(1000, &stream).unwrap());
         });
     });
+    allocator.annotate("epoch 3");
     let _oom = allocator.alloc(100 * MIB, &stream).unwrap_err();
     drop(before); // ends all that is open, without a beginning of its own
     let events = written(&allocator.pytorch_snapshot());
@@ -57,7 +58,7 @@ fn counters_slices_and_instants() {
     let names: Vec<&str> = of_phase(&events, "B").iter().map(|event| event["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["before/step", "before/step/forward", "loader"]);
     let instants: Vec<&str> = of_phase(&events, "i").iter().map(|event| event["name"].as_str().unwrap()).collect();
-    assert_eq!(instants, ["segment_alloc", "segment_alloc", "out of memory"]);
+    assert_eq!(instants, ["segment_alloc", "segment_alloc", "out of memory", "epoch 3"]);
     let counters = of_phase(&events, "C");
     let most = |key: &str| counters.iter().map(|event| event["args"][key].as_u64().unwrap()).max();
     let stats = allocator.memory_stats();

@@ -102,7 +102,7 @@ fn pending_blocks_are_told_apart() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Whatever is held: the parts add up, and emptying the cache gives back what the report says.
     #[test]

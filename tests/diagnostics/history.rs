@@ -3,9 +3,11 @@
 use crate::viewer;
 use proptest::prelude::*;
 use std::sync::Arc;
-use vramalloc::driver::sim::{SimDriver, Work};
+use vramalloc::driver::sim::{Fault, SimDriver, Work};
 use vramalloc::pytorch::Action;
-use vramalloc::{Allocation, CachingAllocator, Config, Error, HistoryOptions, Segments, Stacks, Stream};
+use vramalloc::{
+    Allocation, CachingAllocator, Config, DriverErrorKind, Error, HistoryOptions, Segments, Stacks, Stream,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -98,6 +100,7 @@ fn scopes_are_tags_and_annotations() {
     allocator.record_history(Some(HistoryOptions::default())).unwrap();
     let step = allocator.scope("step");
     let forward = allocator.scope("forward");
+    allocator.annotate("loss 0.25");
     let a = allocator.alloc(5 * MIB, &stream).unwrap();
     drop((forward, step));
     drop(a);
@@ -116,7 +119,9 @@ fn scopes_are_tags_and_annotations() {
     let mark = |stage: &str, name: &str| format!("Str({stage:?}) Str({name:?})");
     let expected =
         [mark("START", "step"), mark("START", "step/forward"), mark("END", "step/forward"), mark("END", "step")];
-    assert_eq!(marks, expected);
+    // Within a microsecond it may be on either side of its neighbours.
+    let (notes, scopes): (Vec<String>, Vec<String>) = marks.into_iter().partition(|mark| mark.contains("INSTANT"));
+    assert_eq!((scopes.as_slice(), notes), (&expected[..], vec![mark("INSTANT", "loss 0.25")]));
 }
 
 #[test]
@@ -189,37 +194,49 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Runs a program; what is live at its end is returned. With faults, the calls of these numbers fail.
+fn run(steps: &[Step], expandable: bool, faults: Option<&[u64]>) -> (CachingAllocator, Vec<(Allocation, usize)>) {
+    let segments = if expandable { Segments::Expandable } else { Segments::Fixed };
+    let (sim, allocator, streams) = setup(160 * MIB, segments);
+    allocator.record_history(Some(HistoryOptions::default())).unwrap();
+    for &number in faults.unwrap_or_default() {
+        sim.fail(Fault::nth_any(number, DriverErrorKind::Other(719)));
+    }
+    let mut live: Vec<(Allocation, usize)> = Vec::new();
+    for step in steps {
+        match *step {
+            Step::Alloc { bytes, stream } => {
+                if let Ok(allocation) = allocator.alloc(bytes, &streams[stream]) {
+                    live.push((allocation, stream));
+                }
+            }
+            Step::Free { which, recorded } if !live.is_empty() => {
+                let (allocation, stream) = live.swap_remove(which % live.len());
+                if recorded {
+                    let other = &streams[1 - stream];
+                    allocation.record_stream(other).unwrap();
+                    sim.launch(other.key().handle, Work::reading(allocation.ptr(), 1)).unwrap();
+                }
+            }
+            Step::Free { .. } => {}
+            Step::Complete => streams.iter().for_each(|stream| sim.complete(stream.key().handle)),
+            Step::Poll => drop(allocator.poll()),
+            Step::EmptyCache => {
+                let result = allocator.empty_cache();
+                assert!(result.is_ok() || faults.is_some(), "{result:?}");
+            }
+        }
+    }
+    (allocator, live)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Whatever a program does, on a device that is too small for it: the events lead from nothing to what is held.
     #[test]
     fn the_events_lead_to_the_segments(steps in prop::collection::vec(step(), 1..120), expandable: bool) {
-        let segments = if expandable { Segments::Expandable } else { Segments::Fixed };
-        let (sim, allocator, streams) = setup(160 * MIB, segments);
-        allocator.record_history(Some(HistoryOptions::default())).unwrap();
-        let mut live: Vec<(Allocation, usize)> = Vec::new();
-        for step in steps {
-            match step {
-                Step::Alloc { bytes, stream } => {
-                    if let Ok(allocation) = allocator.alloc(bytes, &streams[stream]) {
-                        live.push((allocation, stream));
-                    }
-                }
-                Step::Free { which, recorded } if !live.is_empty() => {
-                    let (allocation, stream) = live.swap_remove(which % live.len());
-                    if recorded {
-                        let other = &streams[1 - stream];
-                        allocation.record_stream(other).unwrap();
-                        sim.launch(other.key().handle, Work::reading(allocation.ptr(), 1)).unwrap();
-                    }
-                }
-                Step::Free { .. } => {}
-                Step::Complete => streams.iter().for_each(|stream| sim.complete(stream.key().handle)),
-                Step::Poll => drop(allocator.poll()),
-                Step::EmptyCache => drop(allocator.empty_cache().unwrap()),
-            }
-        }
+        let (allocator, _live) = run(&steps, expandable, None);
         let snapshot = allocator.pytorch_snapshot();
         viewer::check(&snapshot, true);
         let stats = allocator.memory_stats();
@@ -233,7 +250,21 @@ proptest! {
         prop_assert_eq!(count(Action::FreeRequested), stats.allocation.all.freed);
         prop_assert_eq!(count(Action::SegmentAlloc), stats.segment.all.allocated);
         prop_assert_eq!(count(Action::Oom), stats.num_ooms);
-        drop(live);
+        // Pages that were created in a growth which then failed are events, and no part of the statistics.
+        let (peak, counted) = (snapshot.peak_usage(0).reserved, stats.reserved_bytes.all.peak);
+        prop_assert!(peak == counted || (peak > counted && expandable), "{peak}, {counted}");
+    }
+
+    /// The same while driver calls fail: a segment that the driver would not take is back, pages that could not be
+    /// opened were never there.
+    #[test]
+    fn they_do_so_whatever_fails(
+        steps in prop::collection::vec(step(), 1..60),
+        expandable: bool,
+        faults in prop::collection::vec(1..60u64, 1..6),
+    ) {
+        let (allocator, _live) = run(&steps, expandable, Some(&faults));
+        viewer::check(&allocator.pytorch_snapshot(), true);
     }
 }
 
