@@ -334,7 +334,6 @@ impl PoolCore {
     }
 
     /// Tells the history, if there is one, of a block that was handed out.
-    #[inline(always)]
     pub(crate) fn record_alloc(&mut self, id: BlockId) {
         if let Some(recorder) = &mut self.recorder {
             recorder.alloc(id, &self.blocks[id]);
@@ -342,7 +341,6 @@ impl PoolCore {
     }
 
     /// Tells the history, if there is one, of a live block that is about to be freed.
-    #[inline(always)]
     pub(crate) fn record_free(&mut self, id: BlockId) {
         if let Some(recorder) = &mut self.recorder {
             recorder.free(id, &self.blocks[id]);

@@ -71,6 +71,20 @@ impl StreamPool {
     #[inline]
     pub(crate) fn take(&self, request: &Request) -> Option<Taken> {
         let mut core = self.core.lock();
+        if core.retired | core.recorder.is_some() {
+            return self.take_watched(core, request);
+        }
+        let taken = core.take(request)?;
+        if taken.raised {
+            self.raise(&mut core);
+        }
+        Some(taken)
+    }
+
+    /// [`take`](Self::take) on a stream that is retired, or whose history is recorded.
+    #[cold]
+    #[inline(never)]
+    fn take_watched(&self, mut core: MutexGuard<'_, PoolCore>, request: &Request) -> Option<Taken> {
         if core.retired {
             return None;
         }
@@ -105,11 +119,22 @@ impl StreamPool {
         }
         let now = self.clock.now();
         let mut core = self.core.lock();
-        core.record_free(id);
+        if core.recorder.is_some() {
+            return self.free_watched(core, id, now);
+        }
         let raised = if core.blocks[id].shared { core.free_later(id, now) } else { core.free_now(id, now) };
         if raised | core.closed {
             self.after_free(core, raised);
         }
+    }
+
+    /// [`free`](Self::free) while the history is recorded.
+    #[cold]
+    #[inline(never)]
+    fn free_watched(&self, mut core: MutexGuard<'_, PoolCore>, id: BlockId, now: u64) {
+        core.record_free(id);
+        let raised = if core.blocks[id].shared { core.free_later(id, now) } else { core.free_now(id, now) };
+        self.after_free(core, raised);
     }
 
     #[cold]
