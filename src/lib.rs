@@ -31,7 +31,7 @@ mod error;
 mod event;
 mod fragmentation;
 mod free_index;
-pub mod history;
+mod history;
 mod leaks;
 mod live;
 #[cfg(feature = "metrics")]
