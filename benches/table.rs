@@ -7,9 +7,9 @@ mod common;
 use common::{Churn, allocator, device, threads};
 use std::hint::black_box;
 use std::time::Instant;
-use vramalloc::OpenDevice;
 #[cfg(feature = "cuda")]
 use vramalloc::{Driver, StreamHandle};
+use vramalloc::{HistoryOptions, OpenDevice, Stacks};
 
 /// Nanoseconds of one call of `f`: the best of several rounds, each long enough to measure.
 fn best_ns(rounds: u32, calls: u32, mut f: impl FnMut()) -> f64 {
@@ -86,6 +86,21 @@ fn main() {
         };
         println!("{count:>12} {:>12.1} {:>12.1}", best(&own), best(&one));
     }
+    println!();
+    println!("history: 1 MiB, ns a pair, which is two events");
+    let mut recorded = vec![("off", None), ("on", Some(HistoryOptions::default()))];
+    if cfg!(feature = "stacks") {
+        recorded.push(("with stacks", Some(HistoryOptions::default().stacks(Stacks::All))));
+    }
+    for (name, options) in recorded {
+        allocator.record_history(options).expect("recorded");
+        let pair =
+            best_ns(7, 2_000 * scale, || drop(black_box(allocator.alloc(1 << 20, &stream).expect("cached"))));
+        println!("{name:>12} {pair:>12.1}");
+    }
+    let events = allocator.pytorch_snapshot().device_traces.iter().map(Vec::len).sum::<usize>();
+    assert!(events > 0, "the events are there");
+    allocator.record_history(None).expect("off");
     assert_eq!(allocator.memory_allocated(), 0, "every block was freed");
     allocator.validate().expect("valid");
 }

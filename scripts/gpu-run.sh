@@ -2,7 +2,7 @@
 # Everything that needs a GPU, from binaries built elsewhere, so that the GPU machine needs no Rust: on the building
 # machine `scripts/gpu-run.sh build FOLDER` (`build-c FOLDER`: only what sweep, bench and soak need), on the GPU machine
 # `FOLDER/gpu-run.sh run [PART...]` from the repository's root. Parts: tests example table replay kernels cudarc sanitize
-# (default: these; `cudarc` needs cuBLAS, cuRAND and NVRTC), and sweep bench soak, which run PyTorch and CuPy on the
+# nvml viz (default: these; `cudarc` needs cuBLAS, cuRAND and NVRTC, `viz` PyTorch), and sweep bench soak, which run PyTorch and CuPy on the
 # library, and C programs. What those three say in short comes last.
 set -euo pipefail
 
@@ -27,13 +27,14 @@ build() {
   local release=${CARGO_TARGET_DIR:-target}/release
   cp "$release/vramalloc" "$release/examples/train_mlp" "$folder"
   cargo test --release --no-run --test gpu --test cuda_driver --test gpu_cudarc --message-format json > "$folder/build.json"
-  cargo bench --no-run --bench table --message-format json >> "$folder/build.json"
-  for name in gpu cuda_driver gpu_cudarc table; do
+  cargo test --release --no-run --features nvml --test nvml --message-format json >> "$folder/build.json"
+  cargo bench --no-run --features stacks --bench table --message-format json >> "$folder/build.json"
+  for name in gpu cuda_driver gpu_cudarc nvml table; do
     cp "$(grep -o "\"executable\":\"[^\"]*/$name-[^\"]*\"" "$folder/build.json" | tail -n 1 | cut -d'"' -f4)" "$folder/$name"
   done
   rm "$folder/build.json"
   build_c "$folder"
-  strip "$folder"/{vramalloc,train_mlp,gpu,cuda_driver,gpu_cudarc,table}
+  strip "$folder"/{vramalloc,train_mlp,gpu,cuda_driver,gpu_cudarc,nvml,table}
   cp "${BASH_SOURCE[0]}" "$folder/gpu-run.sh"
   du -sh "$folder"
 }
@@ -53,7 +54,7 @@ run() {
   here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
   export VRAMALLOC_REQUIRE_GPU=1 VRAMALLOC_TRACES="$PWD/benches/traces"
   local parts=("$@")
-  [ ${#parts[@]} -gt 0 ] || parts=(tests example table replay kernels cudarc sanitize)
+  [ ${#parts[@]} -gt 0 ] || parts=(tests example table replay kernels cudarc sanitize nvml viz)
   local part failed=() words
   words=$(mktemp -d)
   for part in "${parts[@]}"; do
@@ -73,6 +74,8 @@ run() {
         VRAMALLOC_TRACE_EVENTS=3000 compute-sanitizer --error-exitcode 9 "$here/gpu" --test-threads 1 --nocapture \
           --skip blocks_keep_their_contents_under_churn
         ;;
+      nvml) "$here/nvml" --nocapture ;;
+      viz) scripts/check-memory-viz.sh "$here/vramalloc" ;;
       sweep) python_part sweep "$words" "$here" ;;
       bench) python_part bench "$words" "$here" --json "${OUT:-$words}/bench.json" ;;
       soak)

@@ -377,6 +377,7 @@ impl CachingAllocator {
             }
         }
         self.reap();
+        crate::tell::emptied(device, freed);
         Ok(freed)
     }
 
@@ -549,21 +550,11 @@ impl CachingAllocator {
     /// # Errors
     /// [`InvariantViolation`](crate::InvariantViolation) naming the rule and the block that breaks it.
     pub fn validate(&self) -> std::result::Result<(), crate::InvariantViolation> {
-        let supply = self.inner.device.supply.state.lock();
-        let mut pools = self.inner.device.pools();
-        let cores = loop {
-            let cores = lock_all(&pools);
-            // A pool that came in between is not locked; what it reserved by now would be missed.
-            let now = self.inner.device.pools();
-            if now.len() == pools.len() && now.iter().zip(&pools).all(|(now, then)| Arc::ptr_eq(now, then)) {
-                break cores;
-            }
-            drop(cores);
-            pools = now;
-        };
-        let cores: Vec<_> = cores.iter().map(|core| &**core).collect();
-        let ledger = self.inner.device.ledger.lock();
-        crate::validate::check(&cores, &supply, &ledger)
+        crate::diagnose::frozen(&self.inner.device, |_, cores, supply| {
+            let cores: Vec<_> = cores.iter().map(|core| &**core).collect();
+            let ledger = self.inner.device.ledger.lock();
+            crate::validate::check(&cores, supply, &ledger)
+        })
     }
 
     /// Calls `observer` with every out-of-memory report, before the error is returned. No lock is held meanwhile:
@@ -589,6 +580,15 @@ impl CachingAllocator {
     #[must_use]
     pub fn take_deferred_error(&self) -> Option<DriverError> {
         self.inner.device.take_deferred()
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn downgrade(&self) -> WeakAllocator {
+        WeakAllocator(Arc::downgrade(&self.inner))
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Device> {
+        &self.inner.device
     }
 
     /// The device's ordinal.
@@ -634,7 +634,7 @@ impl CachingAllocator {
 }
 
 /// Locks all pools, in the order of their numbers.
-fn lock_all(pools: &[Arc<StreamPool>]) -> Vec<Whole<'_>> {
+pub(crate) fn lock_all(pools: &[Arc<StreamPool>]) -> Vec<Whole<'_>> {
     pools.iter().map(|pool| pool.lock_whole()).collect()
 }
 
@@ -649,8 +649,28 @@ pub(crate) fn held(device: &Device) -> (u64, u64, u64) {
     (sum(Lane::AllocatedBytes), sum(Lane::ActiveBytes), sum(Lane::InactiveSplitBytes))
 }
 
+/// An allocator that is not kept alive.
+#[cfg(feature = "metrics")]
+#[derive(Clone)]
+pub(crate) struct WeakAllocator(std::sync::Weak<Inner>);
+
+#[cfg(feature = "metrics")]
+impl WeakAllocator {
+    pub(crate) fn upgrade(&self) -> Option<CachingAllocator> {
+        self.0.upgrade().map(|inner| CachingAllocator { inner })
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl std::fmt::Debug for WeakAllocator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WeakAllocator")
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
+        crate::leaks::warn(&self.device);
         // Raw addresses may still be in use, and nobody is left to say so: their segments stay the process's.
         self.live.forget_all();
         for pool in self.device.pools() {

@@ -96,6 +96,19 @@ impl Allocators {
         self.get(device)?.free_raw(ptr)
     }
 
+    /// The summaries of all devices, one below the other; see [`CachingAllocator::memory_summary`].
+    #[must_use]
+    pub fn memory_summary(&self) -> String {
+        self.iter().map(CachingAllocator::memory_summary).collect()
+    }
+
+    /// The snapshots of all devices as one; see [`CachingAllocator::pytorch_snapshot`].
+    #[must_use]
+    pub fn pytorch_snapshot(&self) -> crate::pytorch::Snapshot {
+        let empty = crate::pytorch::Snapshot::default();
+        self.iter().fold(empty, |all, allocator| all.merged(allocator.pytorch_snapshot()))
+    }
+
     /// Empties the cache of every device and returns the bytes given back; see [`CachingAllocator::empty_cache`].
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::event::EventPool;
+use crate::history::History;
 use crate::pinned::HostPool;
 use crate::process::{self, Latch, Usable};
 use crate::size::SizeClass;
@@ -49,6 +50,7 @@ pub(crate) struct Device {
     pub(crate) host: Arc<HostPool>,
     /// The allocator, which owns the device.
     pub(crate) front: OnceLock<Weak<Inner>>,
+    pub(crate) history: History,
 }
 
 impl std::fmt::Debug for Device {
@@ -101,6 +103,7 @@ impl Device {
             observers: RwLock::new(Vec::new()),
             shared: Latch::new(),
             front: OnceLock::new(),
+            history: History::default(),
         })
     }
 

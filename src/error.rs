@@ -108,6 +108,11 @@ pub enum Error {
         /// The device's name.
         name: String,
     },
+    /// Call stacks were asked for, and this build cannot capture any.
+    #[error(
+        "call stacks need the feature `stacks` of vramalloc, which is off in this build; turn it on, or record without stacks"
+    )]
+    NoStacks,
     /// The driver failed, and not for want of memory.
     #[error(transparent)]
     Driver(#[from] DriverError),

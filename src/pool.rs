@@ -10,6 +10,7 @@ use crate::block::{Block, BlockId, BlockTable, NONE, OVERSIZE, SHARED, State};
 use crate::config::Config;
 use crate::event::StreamClock;
 use crate::free_index::FreeIndex;
+use crate::history::{Kind as EventKind, Recorder};
 use crate::segment::{Segment, SegmentTable};
 use crate::size::{LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, REQUEST_MAX_BYTES, SizeClass, round_to_granule};
 use crate::stats::{Lane, PoolStats};
@@ -177,6 +178,8 @@ pub(crate) struct PendingFree {
 pub(crate) const CLOSED: u8 = 2;
 /// Likewise: the stream is destroyed, nothing more is allocated here.
 pub(crate) const RETIRED: u8 = 4;
+/// Likewise: the history is recorded.
+const RECORDING: u8 = 8;
 
 /// What a stream's pool holds. See the module's text.
 #[derive(Debug)]
@@ -197,6 +200,8 @@ pub(crate) struct PoolCore {
     pub(crate) searches: u32,
     /// The owner of this core, from when the allocator is gone until the last live block is freed.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
+    /// There while the history is recorded.
+    recorder: Option<Box<Recorder>>,
 }
 
 impl PoolCore {
@@ -212,6 +217,7 @@ impl PoolCore {
             pending: VecDeque::new(),
             searches: 0,
             keep: None,
+            recorder: None,
         }
     }
 
@@ -257,7 +263,7 @@ impl PoolCore {
         }
         let size = self.hand_out::<K>(id, addr, requested, bytes, class, true);
         // An ordinary block is larger than its request by less than 2^31 granules.
-        Some(BlockHandle { addr, tag: u64::from(id) | (size - bytes) / MIN_BLOCK_BYTES << 32 })
+        Some(BlockHandle { addr, tag: u64::from(id) | ((size - bytes) / MIN_BLOCK_BYTES) << 32 })
     }
 
     /// As [`take_plain`](Self::take_plain), for any request.
@@ -531,6 +537,41 @@ impl PoolCore {
         Merged { id, size, neighbours, whole: (prev | next) == NONE }
     }
 
+    /// Starts recording, or ends it; the hot path leaves what it does to the slow one meanwhile. Returns the former
+    /// recorder, to be dropped without any lock.
+    pub(crate) fn set_recorder(&mut self, recorder: Option<Box<Recorder>>) -> Option<Box<Recorder>> {
+        match recorder {
+            Some(_) => self.stats.attention |= RECORDING,
+            None => self.stats.attention &= !RECORDING,
+        }
+        std::mem::replace(&mut self.recorder, recorder)
+    }
+
+    pub(crate) fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_deref()
+    }
+
+    /// Tells the history, if there is one, of a block that was handed out.
+    pub(crate) fn record_alloc(&mut self, id: BlockId) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.alloc(id, &self.blocks[id]);
+        }
+    }
+
+    /// Tells the history, if there is one, of a live block that is about to be freed.
+    pub(crate) fn record_free(&mut self, id: BlockId) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.free(id, &self.blocks[id]);
+        }
+    }
+
+    /// Tells the history, if there is one, of a segment that comes or goes.
+    pub(crate) fn record_segment(&mut self, kind: EventKind, base: u64, bytes: u64, class: SizeClass) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.segment(kind, base, bytes, class);
+        }
+    }
+
     /// Notes that a live block is also used on another stream.
     pub(crate) fn record_use(&mut self, id: BlockId, clock: &Arc<StreamClock>) {
         self.blocks[id].special |= SHARED;
@@ -549,6 +590,9 @@ impl PoolCore {
             if !entry.waits.is_empty() {
                 waiting.push_back(entry);
                 continue;
+            }
+            if let Some(recorder) = &mut self.recorder {
+                recorder.free_completed(entry.block, &self.blocks[entry.block]);
             }
             let Block { size, requested, class, epoch, .. } = self.blocks[entry.block];
             self.stats.free_completed(class, size, requested);

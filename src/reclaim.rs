@@ -16,11 +16,13 @@ use crate::config::OnPending;
 use crate::device::Device;
 use crate::driver::{DevicePtr, DriverErrorKind};
 use crate::error::{Cause, Error, OutOfMemory, Result};
+use crate::history::Kind;
 use crate::pool::{Request, Taken};
 use crate::segment::Segment;
 use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SMALL_SEGMENT_BYTES, SizeClass, align_up, segment_bytes};
 use crate::stream::StreamPool;
 use crate::supply::{self, plan::Beyond};
+use crate::tell;
 use std::sync::Arc;
 
 /// Who refused to let the pool grow.
@@ -35,6 +37,12 @@ pub(crate) enum Refusal {
 #[cold]
 #[inline(never)]
 pub(crate) fn allocate(pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
+    let result = climb(pool, request);
+    tell::slow_path(&pool.device, request, &result);
+    result
+}
+
+fn climb(pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
     let device = &*pool.device;
     if !device.is_usable() {
         return Err(device.unusable());
@@ -298,6 +306,7 @@ pub(crate) fn reserve(pool: &StreamPool, bytes: u64) -> Result<()> {
     };
     let mut core = pool.core.lock();
     device.book_segment(class, bytes);
+    core.record_segment(Kind::SegmentAlloc, base.0, bytes, class);
     let id = core.add_segment(Segment::new(base.0, bytes, class));
     core.cache_claimed(id, class);
     Ok(())
@@ -336,8 +345,10 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
         return Err(pool.retired());
     }
     device.book_segment(request.class, bytes);
+    core.record_segment(Kind::SegmentAlloc, base.0, bytes, request.class);
     let id = core.add_segment(Segment::new(base.0, bytes, request.class));
     let taken = core.carve(id, request);
+    core.record_alloc(taken.id);
     if core.stats.is_above() {
         pool.raise(&mut core);
     }
@@ -488,6 +499,9 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
         cause,
     };
     device.ledger.lock().ooms += 1;
+    let free = DevicePtr(report.device_free.unwrap_or(0));
+    device.history.record(Kind::OutOfMemory, free, request.bytes, pool.clock.key.handle.0, request.class);
+    tell::out_of_memory(&report);
     device.observe(&report);
     Err(Error::OutOfMemory(Box::new(report)))
 }

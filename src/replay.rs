@@ -94,11 +94,20 @@ impl<'a> Replay<'a> {
     /// # Errors
     /// What the allocator says; everything is freed then, too.
     pub fn pass(&mut self) -> Result<&Pass, Error> {
+        self.pass_then(|_| ())
+    }
+
+    /// [`pass`](Self::pass) that calls `look` after the last event, or at the one that failed, before anything is freed.
+    ///
+    /// # Errors
+    /// As [`pass`](Self::pass).
+    pub fn pass_then(&mut self, look: impl FnOnce(&CachingAllocator)) -> Result<&Pass, Error> {
         let before = self.allocator.driver().calls();
         let start = Instant::now();
         let result = self.run();
         let elapsed = start.elapsed();
         let driver = self.allocator.driver().calls().since(&before);
+        look(self.allocator);
         match result {
             Ok(()) => self.left.iter().for_each(|&id| self.slots[id] = None),
             Err(_) => self.slots.iter_mut().for_each(|slot| *slot = None),

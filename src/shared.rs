@@ -32,7 +32,7 @@ pub(crate) type Shelves = Box<[Shelf]>;
 /// A pool with all its magazines, locked: they are empty, and the pool counts for all.
 pub(crate) struct Whole<'a> {
     core: PoolGuard<'a, PoolCore>,
-    _magazines: Vec<PoolGuard<'a, Magazine>>,
+    magazines: Vec<PoolGuard<'a, Magazine>>,
 }
 
 impl std::ops::Deref for Whole<'_> {
@@ -54,7 +54,7 @@ impl StreamPool {
     #[cold]
     #[inline(never)]
     pub(crate) fn met(&self) {
-        if self.meetings.fetch_add(1, Ordering::Relaxed) == MEETINGS {
+        if self.meetings.fetch_add(1, Ordering::Relaxed) % (MEETINGS + 1) == MEETINGS {
             self.share();
         }
     }
@@ -80,7 +80,7 @@ impl StreamPool {
         drop(core);
     }
 
-    /// Ends the use of magazines, for good.
+    /// Ends the use of magazines.
     pub(crate) fn unshare(&self, core: &mut PoolCore) {
         self.set_kind(self.base_kind());
         for mut magazine in self.empty_magazines(core) {
@@ -88,11 +88,17 @@ impl StreamPool {
         }
     }
 
+    /// The same for a pool that is locked with them.
+    pub(crate) fn close_magazines(&self, whole: &mut Whole<'_>) {
+        self.set_kind(self.base_kind());
+        whole.magazines.iter_mut().for_each(|magazine| magazine.open = false);
+    }
+
     /// The pool as it would be without magazines, for as long as the result is held.
     pub(crate) fn lock_whole(&self) -> Whole<'_> {
         let mut core = self.core.lock();
         let magazines = self.empty_magazines(&mut core);
-        Whole { core, _magazines: magazines }
+        Whole { core, magazines }
     }
 
     /// Puts what the magazines hold and what they counted into the pool; they are left empty and locked.
@@ -138,14 +144,14 @@ impl StreamPool {
         if process::forks() != self.forks {
             return None;
         }
-        if requested <= self.plain_bytes && !block.is_recorded() {
-            if let Some((mut magazine, _)) = self.magazine() {
-                if magazine.put(requested, block) {
-                    let class = SizeClass::of(round_to_granule(requested));
-                    magazine.stats.free(class, block.block_bytes(requested), requested);
-                    return None;
-                }
-            }
+        if requested <= self.plain_bytes
+            && !block.is_recorded()
+            && let Some((mut magazine, _)) = self.magazine()
+            && magazine.put(requested, block)
+        {
+            let class = SizeClass::of(round_to_granule(requested));
+            magazine.stats.free(class, block.block_bytes(requested), requested);
+            return None;
         }
         self.free_by(self.base_kind(), block.id())
     }

@@ -60,7 +60,7 @@ pub enum BlockState {
 }
 
 impl BlockInfo {
-    fn of(block: &Block) -> Self {
+    pub(crate) fn of(block: &Block) -> Self {
         Self {
             address: DevicePtr(block.addr),
             bytes: block.size,

@@ -263,8 +263,8 @@ impl PoolStats {
                 ceiling[allocated as usize] = ceiling[allocated as usize].min(ceiling[active as usize]);
             }
         }
-        for lane in 0..LANES {
-            self.room[lane][scope] += ceiling[lane] - self.ceiling[scope][lane];
+        for (lane, ceiling) in ceiling.into_iter().enumerate() {
+            self.room[lane][scope] += ceiling - self.ceiling[scope][lane];
         }
         self.ceiling[scope] = ceiling;
     }
@@ -356,8 +356,8 @@ impl PeakBoard {
         for scope in 0..SCOPES {
             let granted = std::mem::take(&mut state.granted[from][scope]);
             state.highest[from][scope] = [0; LANES];
-            for lane in 0..LANES {
-                state.granted[to][scope][lane] += granted[lane];
+            for (lane, granted) in granted.into_iter().enumerate() {
+                state.granted[to][scope][lane] += granted;
                 let reached = state.granted[to][scope][lane];
                 let highest = &mut state.highest[to][scope][lane];
                 *highest = (*highest).max(reached);

@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamKey};
 use crate::error::Error;
 use crate::event::StreamClock;
+use crate::history::{Kind as EventKind, Recorder};
 use crate::pool::{
     BlockHandle, Bounded, CLOSED, Expandable, Fixed, Kind, PoolCore, RETIRED, Request, Rules, Taken,
 };
@@ -108,6 +109,14 @@ impl StreamPool {
             private,
         });
         device.add_pool(number, Arc::downgrade(&pool));
+        // Whoever starts a session has the locks of the pools that are listed; this one takes part from here on.
+        let mut core = pool.core.lock();
+        if core.recorder().is_none()
+            && let Some(session) = device.history.session()
+        {
+            core.set_recorder(Some(Recorder::new(session, key.handle.0)));
+        }
+        drop(core);
         pool
     }
 
@@ -218,6 +227,7 @@ impl StreamPool {
             return None;
         }
         let taken = core.take(request)?;
+        core.record_alloc(taken.id);
         if core.stats.is_above() {
             self.raise(&mut core);
         }
@@ -232,6 +242,7 @@ impl StreamPool {
             return None;
         }
         let taken = core.take_anywhere(request)?;
+        core.record_alloc(taken.id);
         if core.stats.is_above() {
             self.raise(&mut core);
         }
@@ -273,11 +284,23 @@ impl StreamPool {
         let mut core = self.lock_core();
         // Under the lock, so that no block of the pool has a later epoch.
         let now = self.clock.now();
+        if core.stats.attention != 0 {
+            return self.free_watched::<K>(core, id, now);
+        }
         core.free::<K>(id, now);
         if core.stats.attention != 0 {
             return self.after_free(core);
         }
         None
+    }
+
+    /// The rest of [`free`](Self::free) where something needs attention: the history is recorded, the allocator is gone.
+    #[cold]
+    #[inline(never)]
+    fn free_watched<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, id: BlockId, now: u64) -> LastReference {
+        core.record_free(id);
+        core.free::<K>(id, now);
+        self.after_free(core)
     }
 
     #[cold]
@@ -345,6 +368,7 @@ impl StreamPool {
     /// Takes an unused segment out of the pool, towards [`free_segment`](Self::free_segment).
     pub(crate) fn detach_segment(&self, core: &mut PoolCore, number: u32) -> Segment {
         let segment = core.detach_segment(number);
+        core.record_segment(EventKind::SegmentFree, segment.base, segment.bytes, segment.class);
         self.device.book_leaving(segment.bytes, false);
         segment
     }
@@ -354,6 +378,7 @@ impl StreamPool {
         let mut core = self.core.lock();
         self.device.book_leaving(segment.bytes, true);
         let class = segment.class;
+        core.record_segment(EventKind::SegmentAlloc, segment.base, segment.bytes, class);
         let id = core.add_segment(segment);
         core.cache_claimed(id, class);
     }

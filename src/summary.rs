@@ -76,6 +76,11 @@ fn row(label: &str, stat: &Stat, all: &Stat, unit: &Unit) -> String {
     )
 }
 
+/// A count with its noun.
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 fn bytes_cell(mut value: u64, mut reference: u64) -> String {
     const UNITS: [&str; 6] = ["B  ", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut unit = 0;

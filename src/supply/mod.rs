@@ -21,7 +21,7 @@ mod window;
 mod work;
 
 use crate::device::Device;
-use crate::driver::{DevicePtr, DriverError, DriverErrorKind};
+use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamHandle};
 use crate::error::{Error, Result};
 use crate::event::StreamClock;
 use crate::pool::{PoolCore, Request};
@@ -241,7 +241,7 @@ fn grow_once(
     let (epoch, moving) = detach(&mut locked, request.class, &window, &plan);
     drop(locked);
 
-    let outcome = state.carry_out(device, request.class, &plan, moving);
+    let outcome = state.carry_out(device, request.class, &plan, moving, pool.clock.key.handle);
     state.attach(device, pool, request, &window, &plan, epoch, outcome)
 }
 
@@ -292,7 +292,7 @@ pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64>
     drop(locked);
     let mut failed = None;
     for (handle, owner) in chosen {
-        let result = if failed.is_none() { state.release(device, handle) } else { Ok(()) };
+        let result = if failed.is_none() { state.release(device, handle, owner.clock.key.handle) } else { Ok(()) };
         match result {
             Ok(()) if failed.is_none() => {}
             Err(None) => {} // unmapped, and kept among such handles: nobody's memory any more
@@ -350,7 +350,7 @@ pub(crate) fn dismantle(supply: &Supply, device: &Device) {
         let handles: Vec<_> =
             state.arenas[class.index()].handles.iter().map(|(&at, handle)| (at, handle.bytes)).collect();
         for (at, bytes) in handles {
-            if let Err(error) = state.release(device, Idle { class, at, bytes }) {
+            if let Err(error) = state.release(device, Idle { class, at, bytes }, StreamHandle::DEFAULT) {
                 result = result.and(error.map_or(Ok(()), Err));
             }
         }

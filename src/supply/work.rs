@@ -5,8 +5,9 @@ use super::arena::Handle;
 use super::plan::{Idle, Plan, Source};
 use super::window::Window;
 use crate::device::Device;
-use crate::driver::{DevicePtr, DriverError, DriverErrorKind};
+use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamHandle};
 use crate::error::{Error, Result};
+use crate::history::Kind;
 use crate::pool::{Request, Taken};
 use crate::reclaim::Refusal;
 use crate::size::SizeClass;
@@ -29,18 +30,19 @@ pub(super) struct Outcome {
 }
 
 impl State {
-    /// Carries a plan out. After a failure, created pages are given back; moved ones stay where they are.
+    /// Carries a plan out for a pool's stream, which is what the history names. After a failure, created pages are given back; moved ones stay where they are.
     pub(super) fn carry_out(
         &mut self,
         device: &Device,
         class: SizeClass,
         plan: &Plan,
         moving: Vec<Idle>,
+        stream: StreamHandle,
     ) -> Outcome {
         let mut outcome = Outcome { mapped: Vec::new(), unmoved: moving, stop: None };
         for (index, &handle) in plan.releases.iter().enumerate() {
             // `Err(None)`: unmapped, and kept among such handles; the next one may still go.
-            if let Err(Some(error)) = self.release(device, handle) {
+            if let Err(Some(error)) = self.release(device, handle, stream) {
                 outcome.unmoved.extend_from_slice(&plan.releases[index..]);
                 outcome.stop = Some(Stop::Failed(error));
                 return outcome;
@@ -50,12 +52,12 @@ impl State {
         let peaks = device.reserved_peaks();
         for step in &plan.steps {
             let result = match step.source {
-                Source::Fresh => self.create(device, class, step.at, step.bytes).inspect(|()| {
+                Source::Fresh => self.create(device, class, step.at, step.bytes, stream).inspect(|()| {
                     created.push((step.at, step.bytes));
                 }),
                 Source::Move(handle) => {
                     outcome.unmoved.retain(|waiting| *waiting != handle);
-                    self.move_handle(device, handle, class, step.at, &mut outcome.unmoved)
+                    self.move_handle(device, handle, class, step.at, &mut outcome.unmoved, stream)
                 }
             };
             match result {
@@ -68,7 +70,7 @@ impl State {
         }
         if outcome.stop.is_some() {
             for (at, bytes) in created {
-                match self.release(device, Idle { class, at, bytes }) {
+                match self.release(device, Idle { class, at, bytes }, stream) {
                     Err(Some(error)) => device.defer(error), // still mapped and open: the pool's free memory
                     Ok(()) => {
                         outcome.mapped.retain(|(start, _)| *start != at);
@@ -95,6 +97,12 @@ impl State {
     ) -> Result<std::result::Result<Taken, Refusal>> {
         debug_assert!(outcome.stop.is_some() || outcome.mapped.len() == plan.steps.len());
         let mut core = pool.core.lock();
+        let unmoved = outcome.unmoved.iter().map(|handle| (handle.class, handle.at, handle.bytes));
+        for (class, at, bytes) in
+            window.others.iter().map(|&(at, bytes)| (request.class, at, bytes)).chain(unmoved)
+        {
+            device.history.record(Kind::Adopt, DevicePtr(at), bytes, pool.clock.key.handle.0, class);
+        }
         let mut parts: Vec<(u64, u64)> =
             window.own.iter().chain(&window.others).chain(&outcome.mapped).copied().collect();
         parts.sort_unstable();
@@ -119,6 +127,7 @@ impl State {
         core.claim(id);
         let at = core.place_in(id, window.start, request.bytes, request.alignment, request.class);
         let taken = core.carve_at(id, at, request);
+        core.record_alloc(taken.id);
         if core.stats.is_above() {
             pool.raise(&mut core);
         }
@@ -126,7 +135,14 @@ impl State {
     }
 
     /// A new handle, mapped and open.
-    fn create(&mut self, device: &Device, class: SizeClass, at: u64, bytes: u64) -> std::result::Result<(), Stop> {
+    fn create(
+        &mut self,
+        device: &Device,
+        class: SizeClass,
+        at: u64,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> std::result::Result<(), Stop> {
         if !device.claim(bytes) {
             return Err(Stop::Refused(Refusal::Limit));
         }
@@ -142,7 +158,7 @@ impl State {
         };
         device.book_pages(class, bytes);
         let handle = Handle { bytes, pages };
-        let result = self.map(device, class, at, handle);
+        let result = self.map(device, class, at, handle, stream);
         if result.is_err() {
             self.drop_if_unmapped(device, handle);
         }
@@ -156,6 +172,7 @@ impl State {
         class: SizeClass,
         at: u64,
         handle: Handle,
+        stream: StreamHandle,
     ) -> std::result::Result<(), Stop> {
         if let Err(error) = device.driver.map(DevicePtr(at), handle.bytes, handle.pages) {
             self.keep_unmapped(device, class, handle);
@@ -173,6 +190,7 @@ impl State {
             return Err(Stop::Failed(error));
         }
         device.ledger.lock().device_allocs += 1;
+        device.history.record(Kind::Map, DevicePtr(at), handle.bytes, stream.0, class);
         self.arenas[class.index()].handles.insert(at, handle);
         Ok(())
     }
@@ -191,22 +209,30 @@ impl State {
         class: SizeClass,
         at: u64,
         unmoved: &mut Vec<Idle>,
+        stream: StreamHandle,
     ) -> std::result::Result<(), Stop> {
         if let Err(error) = device.driver.unmap(DevicePtr(idle.at), idle.bytes) {
             unmoved.push(idle);
             return Err(Stop::Failed(error));
         }
         device.ledger.lock().device_frees += 1;
+        device.history.record(Kind::Unmap, DevicePtr(idle.at), idle.bytes, stream.0, idle.class);
         let handle = self.arenas[idle.class.index()].handles.remove(&idle.at).expect("a mapped handle");
         device.move_pages(idle.class, class, idle.bytes);
-        self.map(device, class, at, handle)
+        self.map(device, class, at, handle, stream)
     }
 
     /// Unmaps a handle and gives it back. `Err(None)`: it is unmapped and could not be given back yet, which is tried
     /// again later; `Err(Some(_))`: it is still mapped.
-    pub(super) fn release(&mut self, device: &Device, idle: Idle) -> std::result::Result<(), Option<DriverError>> {
+    pub(super) fn release(
+        &mut self,
+        device: &Device,
+        idle: Idle,
+        stream: StreamHandle,
+    ) -> std::result::Result<(), Option<DriverError>> {
         device.driver.unmap(DevicePtr(idle.at), idle.bytes).map_err(Some)?;
         device.ledger.lock().device_frees += 1;
+        device.history.record(Kind::Unmap, DevicePtr(idle.at), idle.bytes, stream.0, idle.class);
         let handle = self.arenas[idle.class.index()].handles.remove(&idle.at).expect("a mapped handle");
         self.keep_unmapped(device, idle.class, handle);
         if self.release_unmapped(device) { Ok(()) } else { Err(None) }

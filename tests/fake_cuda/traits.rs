@@ -108,7 +108,7 @@ fn no_values_go_everywhere() {
     for empty in &mut empties {
         stream.memset_zeros(empty).expect("memset");
         other.memcpy_htod(&[0.0_f64; 0], empty).expect("htod");
-        assert_eq!(other.clone_dtoh(empty).expect("dtoh"), []);
+        assert_eq!(other.clone_dtoh(empty).expect("dtoh"), Vec::<f64>::new());
     }
     drop(empties);
     let events = bench.fake.calls("cuEventCreate");

@@ -1,5 +1,8 @@
-//! The command line program: replays recorded allocation traces.
+//! The command line program: replays recorded runs, and tells whether they would fit.
 
+mod convert;
+mod fit;
+mod input;
 mod replay;
 
 use clap::{Parser, Subcommand};
@@ -19,6 +22,14 @@ enum Command {
     ///
     /// Exit status: 0; 1 if a trace ran out of memory or the device failed; 2 if the input or an option is wrong.
     Replay(replay::Args),
+    /// Tells whether recorded runs would fit in a given memory, or how much they need, under each kind of segment.
+    ///
+    /// Exit status: 0; 1 if a run fits under neither kind; 2 if the input or an option is wrong.
+    Fit(fit::Args),
+    /// Writes a memory snapshot in another format, or as a timeline for trace viewers.
+    ///
+    /// Exit status: 0; 1 if the output cannot be written; 2 if the input or an option is wrong.
+    Convert(convert::Args),
 }
 
 /// How the program ends when it does not end well.
@@ -32,6 +43,8 @@ enum Failure {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Replay(args) => replay::run(&args),
+        Command::Fit(args) => fit::run(&args),
+        Command::Convert(args) => convert::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

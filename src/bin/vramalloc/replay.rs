@@ -1,6 +1,6 @@
 //! `vramalloc replay`.
 
-use crate::Failure;
+use crate::{Failure, input};
 use clap::{Args as ClapArgs, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -12,11 +12,12 @@ use vramalloc::driver::{Call, StreamHandle};
 use vramalloc::replay::{Replay, Report};
 use vramalloc::size::human_bytes;
 use vramalloc::trace::Trace;
-use vramalloc::{CachingAllocator, Config, DeviceChoice, Error, Limit, OpenDevice, Segments};
+use vramalloc::{CachingAllocator, Config, DeviceChoice, Error, HistoryOptions, Limit, OpenDevice, Segments};
 
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// Traces: files of lines a,ID,BYTES,STREAM and f,ID, gzipped or not.
+    /// Traces: files of lines a,ID,BYTES,STREAM and f,ID, or memory snapshots of PyTorch or of this program (pickle or
+    /// JSON); gzipped or not.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The kind of segments; wins over --config.
@@ -25,15 +26,22 @@ pub(crate) struct Args {
     /// Bytes of the device, or with a unit (24GiB): the simulated device's memory, the allocator's limit on a GPU.
     #[arg(long, value_name = "BYTES", value_parser = parse_capacity)]
     capacity: Option<u64>,
-    /// How often each trace is replayed in the same allocator.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    passes: u32,
+    /// How often each trace is replayed in the same allocator [default: 2; 1 with --snapshot].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    passes: Option<u32>,
     /// auto (a GPU if there is one), cuda:N or sim.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
     /// The allocator's configuration, as in VRAMALLOC_CONF, which it replaces: key:value,key:value.
     #[arg(long, value_name = "STRING")]
     config: Option<String>,
+    /// Writes a memory snapshot in PyTorch's schema, with all events, as it is at the end of the trace (or where it ran
+    /// out of memory): a pickle, or JSON if the name ends in .json. One trace only.
+    #[arg(long, value_name = "FILE")]
+    snapshot: Option<PathBuf>,
+    /// Writes the statistics at the same moment, under the keys of torch.cuda.memory_stats(), as JSON. One trace only.
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
     /// A table for people, or a JSON object a line and trace.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -51,7 +59,7 @@ enum Format {
     Json,
 }
 
-fn parse_capacity(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_capacity(text: &str) -> Result<u64, String> {
     match vramalloc::config::parse_bytes(text) {
         Some(0) | None => Err("expected bytes, or a number with a unit such as 24GiB".to_owned()),
         Some(bytes) => Ok(bytes),
@@ -114,15 +122,44 @@ impl Outcome {
     }
 }
 
+impl Args {
+    fn passes(&self) -> u32 {
+        self.passes.unwrap_or(if self.snapshot.is_some() { 1 } else { 2 })
+    }
+
+    /// Whether something is written that is one run's.
+    fn is_of_one_run(&self) -> bool {
+        self.snapshot.is_some() || self.stats.is_some()
+    }
+
+    /// Writes what was asked for, as it is now.
+    fn write(&self, allocator: &CachingAllocator) -> Result<(), Failure> {
+        let failed = |path: &PathBuf, error: std::io::Error| Failure::Run(format!("{}: {error}", path.display()));
+        if let Some(path) = &self.snapshot {
+            allocator.pytorch_snapshot().save(path).map_err(|error| failed(path, error))?;
+        }
+        if let Some(path) = &self.stats {
+            let text = serde_json::to_string_pretty(&allocator.memory_stats().to_map()).unwrap_or_default();
+            std::fs::write(path, text + "\n").map_err(|error| failed(path, error))?;
+        }
+        Ok(())
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let config = config(args)?;
+    if args.is_of_one_run() && args.files.len() > 1 {
+        return Err(Failure::Usage("--snapshot and --stats take one trace at a time".to_owned()));
+    }
     // All input is read before anything is printed.
-    let traces: Vec<Trace> = args
-        .files
-        .iter()
-        .map(|file| Trace::read(file).map_err(|error| Failure::Usage(error.to_string())))
-        .collect::<Result<_, _>>()?;
-    let progress = progress(traces.len() as u64 * u64::from(args.passes));
+    let mut traces = Vec::new();
+    for file in &args.files {
+        traces.extend(input::read(file)?.into_iter().map(|input| input.trace));
+    }
+    if args.is_of_one_run() && traces.len() > 1 {
+        return Err(Failure::Usage("--snapshot and --stats take a run of one device".to_owned()));
+    }
+    let progress = progress(traces.len() as u64 * u64::from(args.passes()));
     for trace in &traces {
         progress.set_message(trace.name.clone());
         let outcome = replay(args, &config, trace, &progress);
@@ -138,7 +175,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Prints to standard output; a reader that went away ends the program quietly.
-fn print(text: &str) -> Result<(), Failure> {
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
     match writeln!(std::io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
         result => result.map_err(|error| Failure::Run(format!("standard output: {error}"))),
@@ -190,9 +227,22 @@ fn replay(args: &Args, config: &Config, trace: &Trace, progress: &ProgressBar) -
         .map(|number| if *number == 0 { Ok(StreamHandle::DEFAULT) } else { device.create_stream() })
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| Failure::Run(error.to_string()))?;
+    if args.snapshot.is_some() {
+        let events = trace.events.len().saturating_mul(args.passes() as usize);
+        // And room for what the driver is asked for.
+        let options = HistoryOptions::default().events(events.saturating_mul(2).max(1 << 16));
+        allocator.record_history(Some(options)).map_err(failed)?;
+    }
     let mut replay = Replay::new(&allocator, trace, &streams).map_err(failed)?;
-    for _ in 0..args.passes {
-        replay.pass().map_err(failed)?;
+    for pass in 1..=args.passes() {
+        let mut written = Ok(());
+        let result = replay.pass_then(|allocator| {
+            let is_last = pass == args.passes() || allocator.memory_stats().num_ooms > 0;
+            if is_last {
+                written = args.write(allocator);
+            }
+        });
+        result.map_err(failed).map(drop).and(written)?;
         progress.inc(1);
     }
     Ok(Outcome {

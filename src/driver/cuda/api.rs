@@ -109,6 +109,7 @@ table! {
         mem_unmap = "cuMemUnmap" (CUdeviceptr, usize);
         mem_set_access = "cuMemSetAccess" (CUdeviceptr, usize, *const CUmemAccessDesc, usize);
         mem_granularity = "cuMemGetAllocationGranularity" (*mut usize, *const CUmemAllocationProp, c_uint);
+        device_uuid = "cuDeviceGetUuid_v2" (*mut [u8; 16], CUdevice);
         stream_id = "cuStreamGetId" (CUstream, *mut c_ulonglong);
         stream_capture_info = "cuStreamGetCaptureInfo_v2" (
             CUstream, *mut c_uint, *mut c_ulonglong, *mut c_void, *mut c_void, *mut c_void

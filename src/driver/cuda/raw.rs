@@ -30,6 +30,21 @@ impl CudaDriver {
         Ok(u32::try_from(version).unwrap_or(0))
     }
 
+    /// The device's identity as `nvidia-smi -L` prints it: `GPU-` and the UUID.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn uuid(&self) -> Result<String> {
+        let mut bytes = [0_u8; 16];
+        self.invoke_raw("cuDeviceGetUuid", Scope::Plain, |api| {
+            let device_uuid = need(api.device_uuid)?;
+            // SAFETY: the array is valid for the call, and the device comes from the driver.
+            Ok(unsafe { device_uuid(&raw mut bytes, self.device) })
+        })?;
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+    }
+
     /// Creates a stream without order towards the legacy default stream.
     ///
     /// # Errors

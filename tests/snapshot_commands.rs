@@ -1,0 +1,188 @@
+//! The commands around memory snapshots, as a user runs them.
+#![cfg(feature = "cli")]
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use vramalloc::pytorch::Snapshot;
+
+const MIB: u64 = 1 << 20;
+
+fn vramalloc(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramalloc"));
+    command.env_remove("VRAMALLOC_CONF").args(args);
+    command.output().expect("the program runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+fn file(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
+}
+
+/// A folder of the test's own.
+fn folder(test: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+fn json(output: &Output) -> Vec<Value> {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn pytorchs_snapshots_replay() {
+    for name in ["mlp", "mlp_expandable"] {
+        let output = vramalloc(&[
+            "replay",
+            "--device",
+            "sim",
+            "--format",
+            "json",
+            &file(&format!("tests/data/snapshots/{name}.pickle.gz")),
+        ]);
+        let line = &json(&output)[0];
+        assert_eq!(line["trace"], name);
+        assert_eq!(line["peak_requested"], 574_795_300, "requested_bytes.all.peak of its memory_stats");
+        // The native allocator's rules are ours with fixed segments.
+        assert_eq!((&line["peak_allocated"], &line["peak_reserved"]), (&576_369_152.into(), &673_185_792.into()));
+    }
+}
+
+#[test]
+fn fit_finds_the_smallest_memory() {
+    let snapshot = file("tests/data/snapshots/mlp.pickle.gz");
+    let trace = file("benches/traces/serving_streams.csv.gz");
+    for (name, path) in [("mlp", &snapshot), ("serving_streams", &trace)] {
+        let answer = &json(&vramalloc(&["fit", "--format", "json", path]))[0];
+        assert_eq!(answer["run"], name);
+        assert_eq!(answer["recorded_peak_reserved"].is_null(), name == "serving_streams");
+        let live = answer["peak_requested"].as_u64().unwrap();
+        for need in answer["needs"].as_array().unwrap() {
+            let (kind, smallest) = (need["segments"].as_str().unwrap(), need["smallest"].as_u64().unwrap());
+            assert!(smallest >= live && need["peak_reserved"].as_u64().unwrap() <= smallest);
+            // It is: with one step less the run ends.
+            for (bytes, fits) in [(smallest, true), (smallest - 2 * MIB, false)] {
+                let output = vramalloc(&["fit", "--format", "json", "--capacity", &bytes.to_string(), path]);
+                let line: Value = serde_json::from_str(text(&output.stdout).lines().next().unwrap()).unwrap();
+                let of_kind =
+                    line["needs"].as_array().unwrap().iter().find(|need| need["segments"] == kind).unwrap();
+                assert_eq!(of_kind["fits"], fits, "{name}, {kind}: {bytes}");
+            }
+        }
+    }
+}
+
+#[test]
+fn fit_answers_a_question() {
+    let snapshot = file("tests/data/snapshots/mlp.pickle.gz");
+    let output = vramalloc(&["fit", "--capacity", "24GiB", &snapshot]);
+    assert_eq!(output.status.code(), Some(0));
+    for part in
+        ["mlp", "in 24.00 GiB", "live at the peak", "reserved when it was recorded", "yes, reserving 642.00 MiB"]
+    {
+        assert!(text(&output.stdout).contains(part), "{part}: {}", text(&output.stdout));
+    }
+    let output = vramalloc(&["fit", "--capacity", "590MiB", &snapshot]);
+    assert_eq!(output.status.code(), Some(0), "under one kind it fits");
+    assert!(text(&output.stdout).contains("no: ") && text(&output.stdout).contains("yes, reserving"));
+    let output = vramalloc(&["fit", "--capacity", "500MiB", &snapshot]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("no: "), "the answer is printed all the same");
+    assert_eq!(text(&output.stderr), "vramalloc: mlp does not fit in 500.00 MiB\n");
+}
+
+#[test]
+fn a_replay_leaves_a_snapshot_and_statistics() {
+    let folder = folder("a_replay_leaves_a_snapshot_and_statistics");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let trace = file("benches/traces/gnn.csv.gz");
+    for segments in ["fixed", "expandable"] {
+        for kind in ["pickle", "json"] {
+            let (to, stats) = (path(&format!("gnn.{segments}.{kind}")), path("stats.json"));
+            let output = vramalloc(&[
+                "replay",
+                "--device",
+                "sim",
+                "--segments",
+                segments,
+                "--snapshot",
+                &to,
+                "--stats",
+                &stats,
+                &trace,
+            ]);
+            assert!(output.status.success(), "{}", text(&output.stderr));
+            let snapshot = Snapshot::read(&to).unwrap();
+            let stats: Value = serde_json::from_str(&std::fs::read_to_string(stats).unwrap()).unwrap();
+            let sum: u64 = snapshot.segments.iter().map(|segment| segment.total_size).sum();
+            assert_eq!(stats["reserved_bytes.all.current"], sum);
+            let peak = snapshot.peak_usage(0);
+            assert_eq!(stats["reserved_bytes.all.peak"], peak.reserved, "{segments}");
+            assert_eq!(stats["allocated_bytes.all.peak"], peak.allocated, "{segments}");
+            // Replayed, it is the run that it was made from.
+            let again = snapshot.to_trace(0, "gnn").unwrap();
+            let first = vramalloc::trace::Trace::read(&trace).unwrap();
+            assert_eq!((again.events, again.peak_requested), (first.events, first.peak_requested));
+        }
+    }
+    // Where memory ran out, it is as it was then.
+    let to = path("oom.pickle");
+    let output = vramalloc(&["replay", "--device", "sim", "--capacity", "6GiB", "--snapshot", &to, &trace]);
+    assert_eq!(output.status.code(), Some(1));
+    let snapshot = Snapshot::read(&to).unwrap();
+    assert_eq!(snapshot.device_traces[0].last().unwrap().action.name(), "oom");
+}
+
+#[test]
+fn snapshots_are_converted() {
+    let folder = folder("snapshots_are_converted");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let snapshot = file("tests/data/snapshots/mlp.pickle.gz");
+    let original = Snapshot::read(&snapshot).unwrap();
+    for (to, name) in [("json", "mlp.json"), ("pickle", "mlp.pickle")] {
+        let output = vramalloc(&["convert", "--to", to, "-o", &path(name), &snapshot]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(Snapshot::read(path(name)).unwrap(), original);
+    }
+    let output = vramalloc(&["convert", "--to", "chrome", "-o", &path("trace.json"), &path("mlp.json")]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(path("trace.json")).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 400);
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let folder = folder("what_is_wrong_is_said");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let whole = std::fs::read(file("tests/data/snapshots/mlp.pickle.gz")).unwrap();
+    std::fs::write(path("cut.pickle.gz"), &whole[..whole.len() / 2]).unwrap();
+    std::fs::write(path("code.pickle"), b"\x80\x02cos\nsystem\n(S'id'\ntR.").unwrap();
+    std::fs::write(path("empty.json"), br#"{"segments":[],"device_traces":[[]]}"#).unwrap();
+    let trace = file("benches/traces/gnn.csv.gz");
+    for (args, status, part) in [
+        (vec!["replay", "--device", "sim", &path("cut.pickle.gz")], 2, "cut.pickle.gz: cannot be read"),
+        (vec!["fit", &path("code.pickle")], 2, "names or calls a Python object"),
+        (vec!["fit", &path("empty.json")], 2, "neither events nor live blocks; record a history"),
+        (vec!["fit", &path("missing.pickle")], 2, "missing.pickle: cannot be read"),
+        (vec!["fit"], 2, "<FILE>"),
+        (vec!["fit", "--capacity", "much", &trace], 2, "24GiB"),
+        (vec!["replay", "--snapshot", &path("s.pickle"), &trace, &trace], 2, "one trace at a time"),
+        (vec!["replay", "--device", "sim", "--snapshot", "/nowhere/s.pickle", &trace], 1, "/nowhere/s.pickle: "),
+        (vec!["convert", &trace, "-o", &path("out.json"), "--to", "json"], 2, "not a pickle"),
+        (
+            vec!["convert", &path("empty.json"), "-o", "/nowhere/out.json", "--to", "json"],
+            1,
+            "/nowhere/out.json: ",
+        ),
+    ] {
+        let output = vramalloc(&args);
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(part), "{args:?}: {part} is not in: {}", text(&output.stderr));
+        assert!(output.stdout.is_empty(), "{args:?}: {}", text(&output.stdout));
+    }
+}
