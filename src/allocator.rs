@@ -15,7 +15,7 @@ use crate::reclaim;
 use crate::shared::Whole;
 use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SizeClass, round_request};
 use crate::stats::{Lane, MemoryStats, PoolStats, StatArray};
-use crate::stream::{Stream, StreamPool};
+use crate::stream::{LastReference, Stream, StreamPool};
 use crate::sync::RwLock;
 use rustc_hash::FxHashMap;
 use std::ptr::NonNull;
@@ -729,6 +729,14 @@ impl Allocation {
         Self { pool, requested: 0, addr: 0, tag: AtomicU64::new(BlockHandle::EMPTY.tag) }
     }
 
+    /// The counted reference of an allocation of zero bytes, for its drop.
+    #[cold]
+    #[inline(never)]
+    fn drop_empty(&self) -> LastReference {
+        // SAFETY: made by `empty`, which counted this reference; it is given back once.
+        Some(unsafe { Arc::from_raw(self.pool.as_ptr().cast_const()) } as _)
+    }
+
     #[inline(always)]
     fn pool(&self) -> &StreamPool {
         // SAFETY: the pool lives as long as its live blocks, of which this is one, or is counted as above.
@@ -817,17 +825,21 @@ impl Allocation {
 impl Drop for Allocation {
     #[inline]
     fn drop(&mut self) {
-        // The last one of a pool that nobody else has ends the pool: outside its own method, when no reference to it is
-        // left.
-        let block = self.block();
-        let last = if block.id() == NONE {
-            // SAFETY: made by `empty`, which counted this reference; it is given back once.
-            Some(unsafe { Arc::from_raw(self.pool.as_ptr().cast_const()) } as _)
-        } else {
-            self.pool().free(self.requested, block)
-        };
-        drop(last);
+        // What comes back is dropped here, outside of the pool's own method, when no reference to it is left: the last one
+        // of a pool that nobody else has ends the pool.
+        let tag = *self.tag.get_mut();
+        let block = BlockHandle { addr: self.addr, tag };
+        let last = if block.id() == NONE { self.drop_empty() } else { self.pool().free(self.requested, block) };
+        if last.is_some() {
+            drop_last(last);
+        }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn drop_last(last: LastReference) {
+    drop(last);
 }
 
 impl std::fmt::Debug for Allocation {

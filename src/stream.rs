@@ -185,12 +185,17 @@ impl StreamPool {
     }
 
     /// The hot path: a cached block for a request of up to [`plain_bytes`](Self::plain_bytes), or none.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_plain(&self, bytes: u64) -> BlockHandle {
-        if self.is(Hot::Fixed) { self.take_of::<Fixed>(bytes) } else { self.take_other(bytes) }
+        if self.is(Hot::Fixed) { self.take_fixed(bytes) } else { self.take_other(bytes) }
     }
 
     // Not inlined, so that each kind's code is by itself.
+    #[inline(never)]
+    fn take_fixed(&self, bytes: u64) -> BlockHandle {
+        self.take_of::<Fixed>(bytes)
+    }
+
     #[inline(never)]
     fn take_other(&self, bytes: u64) -> BlockHandle {
         if self.is(Hot::Expandable) {
@@ -250,10 +255,15 @@ impl StreamPool {
     }
 
     /// The other half of the hot path. What it returns is to be dropped by the caller.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub(crate) fn free(&self, requested: u64, block: BlockHandle) -> LastReference {
-        if self.is(Hot::Fixed) { self.free_of::<Fixed>(block.id()) } else { self.free_other(requested, block) }
+        if self.is(Hot::Fixed) { self.free_fixed(block.id()) } else { self.free_other(requested, block) }
+    }
+
+    #[inline(never)]
+    fn free_fixed(&self, id: BlockId) -> LastReference {
+        self.free_of::<Fixed>(id)
     }
 
     #[inline(never)]

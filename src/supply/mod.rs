@@ -32,6 +32,7 @@ use crate::sync::{Mutex, PoolGuard};
 use arena::{Arena, Handle};
 use plan::{Beyond, Idle, Order};
 use policy::Policy;
+use std::cell::OnceCell;
 use std::sync::Arc;
 use window::{Piece, Pieces, Window};
 
@@ -226,9 +227,15 @@ fn grow_once(
             return Ok(Err(Refusal::AddressSpace));
         }
     }
-    let idle = |window: &Window, order| {
-        let except = Some((request.class, window.start, window.end));
-        plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, except, order)
+    // Listed once in each order; what lies in a window stays.
+    let lists: [OnceCell<Vec<Idle>>; Order::COUNT] = std::array::from_fn(|_| OnceCell::new());
+    let idle = |window: &Window, order: Order| -> Vec<Idle> {
+        let list = lists[order as usize]
+            .get_or_init(|| plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, order));
+        let stays = |handle: &Idle| {
+            handle.class == request.class && handle.at < window.end && handle.at + handle.bytes > window.start
+        };
+        list.iter().filter(|handle| !stays(handle)).copied().collect()
     };
     let Some((window, plan)) = plan::cheapest(windows, &policy, beyond, idle) else {
         return Ok(Err(Refusal::Device));
@@ -281,7 +288,7 @@ pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64>
     let mut locked = Locked::new(&pools);
     let mut excess = device.reserved().saturating_sub(target);
     let mut chosen = Vec::new();
-    for handle in plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, None, Order::Oldest) {
+    for handle in plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, Order::Oldest) {
         if excess == 0 {
             break;
         }

@@ -24,14 +24,12 @@ pub(crate) enum Order {
     Largest,
 }
 
-/// Every handle that may be moved or given back. `except` is a range of addresses of one class that stays.
-pub(crate) fn idle_handles(
-    arenas: &[Arena; 2],
-    pieces: &[Pieces; 2],
-    page_bytes: u64,
-    except: Option<(SizeClass, u64, u64)>,
-    order: Order,
-) -> Vec<Idle> {
+impl Order {
+    pub(crate) const COUNT: usize = 3;
+}
+
+/// Every handle that may be moved or given back, in an order.
+pub(crate) fn idle_handles(arenas: &[Arena; 2], pieces: &[Pieces; 2], page_bytes: u64, order: Order) -> Vec<Idle> {
     let mut idle = Vec::new();
     let key = |run: &Run, handle: &Handle| {
         let (age, size) = (u64::from(u32::MAX - run.age), u64::MAX - handle.bytes);
@@ -45,11 +43,7 @@ pub(crate) fn idle_handles(
         let arena = &arenas[class.index()];
         for run in runs(&pieces[class.index()]).iter().filter(|run| run.end - run.start >= page_bytes) {
             for (at, handle) in arena.whole_handles(run.start, run.end) {
-                let stays =
-                    except.is_some_and(|(of, from, to)| of == class && at < to && at + handle.bytes > from);
-                if !stays {
-                    idle.push((key(run, &handle), Idle { class, at, bytes: handle.bytes }));
-                }
+                idle.push((key(run, &handle), Idle { class, at, bytes: handle.bytes }));
             }
         }
     }
