@@ -203,13 +203,14 @@ impl CachingAllocator {
         let pool = &stream.pool;
         let device = &*self.inner.device;
         let plain = bytes.wrapping_sub(1) < pool.plain_bytes;
+        let mut parts = Parts { pool: NonNull::from(&**pool), block: BlockHandle::EMPTY };
         if plain && std::ptr::eq(&raw const *pool.device, device) && device.is_usable() {
-            let block = pool.take_plain(bytes);
-            if block.id() != NONE {
-                return Ok(Allocation::new(pool, bytes, block));
-            }
+            parts.block = pool.take_plain(bytes);
         }
-        self.alloc_aligned(bytes, MIN_BLOCK_BYTES, stream)
+        if parts.block.id() == NONE {
+            parts = self.alloc_parts(bytes, MIN_BLOCK_BYTES, stream)?;
+        }
+        Ok(Allocation::new(parts, bytes))
     }
 
     /// [`alloc`](Self::alloc) at a multiple of `alignment`, a power of two up to [`MAX_ALIGNMENT`]. Every
@@ -217,8 +218,12 @@ impl CachingAllocator {
     ///
     /// # Errors
     /// [`Error::InvalidAlignment`], and as [`alloc`](Self::alloc).
-    #[inline(never)]
     pub fn alloc_aligned(&self, bytes: u64, alignment: u64, stream: &Stream) -> Result<Allocation> {
+        Ok(Allocation::new(self.alloc_parts(bytes, alignment, stream)?, bytes))
+    }
+
+    #[inline(never)]
+    fn alloc_parts(&self, bytes: u64, alignment: u64, stream: &Stream) -> Result<Parts> {
         let device = &*self.inner.device;
         self.check_stream(stream)?;
         if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
@@ -228,7 +233,7 @@ impl CachingAllocator {
             return Err(device.unusable());
         }
         if bytes == 0 {
-            return Ok(Allocation::empty(&stream.pool));
+            return Ok(Parts::empty(&stream.pool));
         }
         let rounded = round_request(bytes, &device.config).ok_or(Error::SizeOverflow { requested: bytes })?;
         let request = Request {
@@ -242,7 +247,7 @@ impl CachingAllocator {
             Some(taken) => taken,
             None => self.alloc_slow(pool, &request)?,
         };
-        Ok(Allocation::new(pool, bytes, taken.handle(bytes)))
+        Ok(Parts { pool: NonNull::from(&**pool), block: taken.handle(bytes) })
     }
 
     #[cold]
@@ -706,6 +711,22 @@ pub struct Allocation {
 
 const _: () = assert!(std::mem::size_of::<Allocation>() == 32);
 
+/// What an [`Allocation`] is made of, besides the bytes that were asked for.
+#[derive(Clone, Copy)]
+struct Parts {
+    pool: NonNull<StreamPool>,
+    block: BlockHandle,
+}
+
+impl Parts {
+    /// For zero bytes: no block, and a counted reference to the pool.
+    #[cold]
+    fn empty(pool: &Arc<StreamPool>) -> Self {
+        let counted = std::mem::ManuallyDrop::new(Arc::clone(pool));
+        Self { pool: NonNull::from(&**counted), block: BlockHandle::EMPTY }
+    }
+}
+
 // SAFETY: the pointer is to a pool that may be used by any thread, and is only ever used by shared reference.
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
@@ -713,8 +734,9 @@ unsafe impl Sync for Allocation {}
 
 impl Allocation {
     #[inline(always)]
-    fn new(pool: &Arc<StreamPool>, requested: u64, block: BlockHandle) -> Self {
-        Self { pool: NonNull::from(&**pool), requested, addr: block.addr, tag: AtomicU64::new(block.tag) }
+    fn new(parts: Parts, requested: u64) -> Self {
+        let Parts { pool, block } = parts;
+        Self { pool, requested, addr: block.addr, tag: AtomicU64::new(block.tag) }
     }
 
     #[inline(always)]
@@ -722,18 +744,11 @@ impl Allocation {
         BlockHandle { addr: self.addr, tag: self.tag.load(Ordering::Relaxed) }
     }
 
-    #[cold]
-    fn empty(pool: &Arc<StreamPool>) -> Self {
-        let counted = std::mem::ManuallyDrop::new(Arc::clone(pool));
-        let pool = NonNull::from(&**counted);
-        Self { pool, requested: 0, addr: 0, tag: AtomicU64::new(BlockHandle::EMPTY.tag) }
-    }
-
     /// The counted reference of an allocation of zero bytes, for its drop.
     #[cold]
     #[inline(never)]
     fn drop_empty(&self) -> LastReference {
-        // SAFETY: made by `empty`, which counted this reference; it is given back once.
+        // SAFETY: made by `Parts::empty`, which counted this reference; it is given back once.
         Some(unsafe { Arc::from_raw(self.pool.as_ptr().cast_const()) } as _)
     }
 
