@@ -1,0 +1,207 @@
+// The data: columns of numbers, and what follows from them. A moment n is after the first n events.
+
+const NEVER = 0xffffffff;
+
+function bytesOf(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  const text = atob(base64), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
+async function load(element) {
+  const packed = new Blob([bytesOf(element.textContent)]);
+  element.remove();
+  const buffer = await new Response(packed.stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+  const length = new DataView(buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
+  const column = ({ kind, offset, count }) =>
+    new (kind === "u64" ? BigUint64Array : Uint32Array)(buffer, 8 + length + offset, count);
+  const table = (places) => Object.fromEntries(Object.entries(places).map(([name, place]) => [name, column(place)]));
+  const run = { title: head.title, texts: head.texts, stacks: table(head.stacks) };
+  run.devices = head.devices.map((device) => new Device(device, table, run));
+  return run;
+}
+
+/** 64-bit integers as numbers: exact below 2^53. */
+function numbers(column) {
+  const halves = new Uint32Array(column.buffer, column.byteOffset, column.length * 2);
+  const out = new Float64Array(column.length);
+  for (let i = 0; i < out.length; i++) out[i] = halves[2 * i] + halves[2 * i + 1] * 4294967296;
+  return out;
+}
+
+class Device {
+  constructor(head, table, run) {
+    this.run = run;
+    this.ordinal = head.ordinal;
+    this.events = head.events;
+    const { address, requested, bytes, stream, born, freed, gone, stack, tag } = table(head.allocations);
+    Object.assign(this, { exactAddress: address, address: numbers(address), requested: numbers(requested) });
+    Object.assign(this, { bytes: numbers(bytes), exactStream: stream, born, freed, gone, stack, tag });
+    this.count = born.length;
+    const segments = table(head.segments);
+    this.segments = Object.assign(segments, {
+      exactAddress: segments.address, address: numbers(segments.address), bytes: numbers(segments.bytes),
+    });
+    this.times = numbers(table(head.times).us);
+    const ooms = table(head.ooms);
+    this.ooms = Array.from(ooms.at, (at, i) => ({ at, bytes: Number(ooms.bytes[i]), free: Number(ooms.free[i]) }));
+    this.#curves(head.reserved_at_start, table(head.reserved));
+    this.peak = highest(this.allocated, 0, this.events);
+    this.groups = new Map();
+  }
+
+  #curves(reservedAtStart, reserved) {
+    const { born, freed, gone, bytes, events } = this;
+    const allocated = new Float64Array(events + 2), active = new Float64Array(events + 2);
+    // Which allocation is freed by the event that leads to a moment.
+    const freedAt = new Int32Array(events + 1).fill(-1);
+    for (let i = 0; i < this.count; i++) {
+      if (freed[i] > born[i]) {
+        allocated[born[i]] += bytes[i];
+        if (freed[i] !== NEVER) { allocated[freed[i]] -= bytes[i]; freedAt[freed[i]] = i; }
+      }
+      active[born[i]] += bytes[i];
+      if (gone[i] !== NEVER) active[gone[i]] -= bytes[i];
+    }
+    for (let m = 1; m <= events; m++) { allocated[m] += allocated[m - 1]; active[m] += active[m - 1]; }
+    const held = new Float64Array(events + 1), values = numbers(reserved.bytes);
+    let now = Number(reservedAtStart), from = 0;
+    for (let i = 0; i <= values.length; i++) {
+      const to = i < values.length ? reserved.at[i] : events + 1;
+      held.fill(now, from, to);
+      from = to;
+      now = values[i];
+    }
+    Object.assign(this, { allocated: allocated.subarray(0, events + 1), active: active.subarray(0, events + 1) });
+    Object.assign(this, { reserved: held, freedAt });
+  }
+
+  /** The allocations that users hold at a moment; with `pending` also those that queued work does. */
+  liveAt(moment, pending = false) {
+    const { born, freed, gone } = this, until = pending ? gone : freed, live = [];
+    // By birth: those after the moment are not looked at.
+    for (let i = 0; i < this.count && born[i] <= moment; i++) if (until[i] > moment) live.push(i);
+    return live;
+  }
+
+  segmentsAt(moment) {
+    const { from, to } = this.segments, there = [];
+    for (let i = 0; i < from.length; i++) if (from[i] <= moment && to[i] > moment) there.push(i);
+    return there;
+  }
+
+  time(moment) { return this.times.length ? this.times[Math.max(0, Math.min(moment, this.events) - 1)] : NaN; }
+
+  /** Groups of allocations by "tag", "stack", "size" or "stream". */
+  group(by) {
+    if (!this.groups.has(by)) this.groups.set(by, new Groups(this, by));
+    return this.groups.get(by);
+  }
+
+  /** What tells most about where memory comes from. */
+  best() {
+    if (this.stack.some((stack) => stack > 0)) return "stack";
+    return this.tag.some((tag) => tag > 0) ? "tag" : "size";
+  }
+
+  frames(stack) {
+    const { starts, frames, name, file, line } = this.run.stacks, { texts } = this.run, out = [];
+    for (let i = starts[stack]; i < starts[stack + 1]; i++) {
+      const f = frames[i];
+      out.push({ name: texts[name[f]], file: texts[file[f]], line: line[f] });
+    }
+    return out;
+  }
+}
+
+/** The moment of the highest value in from..=to. */
+function highest(values, from, to) {
+  let best = from;
+  for (let m = from + 1; m <= to; m++) if (values[m] > values[best]) best = m;
+  return best;
+}
+
+/** Functions that every stack goes through say nothing. */
+const PLUMBING = /^$|^\?\?$|<unknown>|site-packages\/torch\/|\/rustc\/|\/c10\/|\/ATen\/|^(torch|at|c10)\//;
+
+class Groups {
+  constructor(device, by) {
+    this.device = device;
+    this.by = by;
+    const { count } = device;
+    this.values = []; // of each group
+    this.of = new Uint32Array(count);
+    const column = { tag: device.tag, stack: device.stack, size: device.bytes, stream: device.exactStream }[by];
+    const known = new Map();
+    for (let i = 0; i < count; i++) {
+      let group = known.get(column[i]);
+      if (group === undefined) {
+        known.set(column[i], group = this.values.length);
+        this.values.push(column[i]);
+      }
+      this.of[i] = group;
+    }
+    this.#rank();
+  }
+
+  /** Bytes and counts of each group at a moment. */
+  at(moment) {
+    const bytes = new Float64Array(this.values.length), counts = new Uint32Array(this.values.length);
+    for (const i of this.device.liveAt(moment)) {
+      bytes[this.of[i]] += this.device.bytes[i];
+      counts[this.of[i]]++;
+    }
+    return { bytes, counts };
+  }
+
+  /** The groups with a colour of their own: the largest at the peak, then those that are large at other times. */
+  #rank() {
+    const { peak, events } = this.device, score = this.at(peak).bytes, elsewhere = new Float64Array(score.length);
+    for (let k = 0; k <= 24; k++) {
+      this.at(Math.floor(events * k / 24)).bytes.forEach((bytes, g) => { elsewhere[g] = Math.max(elsewhere[g], bytes); });
+    }
+    const order = (scores, n) =>
+      Array.from(scores.keys()).filter((g) => scores[g] > 0).sort((a, b) => scores[b] - scores[a]).slice(0, n);
+    const chosen = [...new Set([...order(score, COLORS - 2), ...order(elsewhere, COLORS)])].slice(0, COLORS);
+    this.top = chosen;
+    this.band = new Uint8Array(this.values.length).fill(COLORS); // COLORS is that of all others
+    chosen.forEach((group, band) => { this.band[group] = band; });
+  }
+
+  label(group) {
+    const value = this.values[group];
+    if (this.by === "size") return `blocks of ${human(value)}`;
+    if (this.by === "stream") return streamName(value);
+    if (this.by === "tag") return this.device.run.texts[value] || "(no tag)";
+    const frames = this.device.frames(value);
+    if (!frames.length) return "(no stack)";
+    const frame = frames.find(({ file }) => !PLUMBING.test(file)) ?? frames[0];
+    return frameText(frame);
+  }
+}
+
+const frameText = ({ name, file, line }) => `${name || "?"}  ${file.split("/").slice(-2).join("/")}${line ? `:${line}` : ""}`;
+const streamName = (stream) => stream === 0n ? "default stream" : `stream ${stream < 65536n ? stream : `0x${stream.toString(16)}`}`;
+
+function human(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+  let unit = 0;
+  for (let rest = Math.abs(bytes); rest >= 1024 && unit < units.length - 1; rest /= 1024) unit++;
+  return unit ? `${(bytes / 1024 ** unit).toFixed(2)} ${units[unit]}` : `${bytes} B`;
+}
+const exact = (bytes) => bytes.toLocaleString("en-US");
+const percent = (part, whole) => whole > 0 ? `${(100 * part / whole).toFixed(1)} %` : "–";
+
+function duration(us) {
+  if (us < 1000) return `${us} µs`;
+  if (us < 1e6) return `${(us / 1e3).toFixed(2)} ms`;
+  return us < 60e6 ? `${(us / 1e6).toFixed(3)} s` : `${Math.floor(us / 60e6)} min ${((us % 60e6) / 1e6).toFixed(1)} s`;
+}
+
+/** The time of day, in UTC. */
+function clock(us) {
+  const date = new Date(us / 1000);
+  return Number.isNaN(date.getTime()) ? "" : `${date.toISOString().slice(11, 23)} UTC`;
+}
