@@ -52,7 +52,7 @@ fn replayed(args: &Args, trace: &Trace) -> Result<Snapshot, Failure> {
     let mut snapshot = Snapshot::default();
     let result = replay.pass_then(|allocator| snapshot = allocator.pytorch_snapshot());
     if let Err(error) = result {
-        eprintln!("vramalloc: {}: {error}; the page shows the run up to there", trace.name);
+        eprintln!("vramalloc: {}: {error}\nThe page shows the run up to there.", trace.name);
     }
     Ok(snapshot)
 }

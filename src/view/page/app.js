@@ -88,6 +88,7 @@ function setDevice(device) {
   byId("all-segments").hidden = true;
   byId("search").value = "";
   drawHeadline(device, toMoment);
+  if (state.groups.top.length) drawGroupDetail(state, state.groups.top[0]);
   drawAll();
 }
 
@@ -214,6 +215,10 @@ function listen() {
   byId("before").onclick = () => toMoment(state.moment - 1);
   byId("after").onclick = () => toMoment(state.moment + 1);
   byId("to-peak").onclick = () => toMoment(state.device.peak);
+  byId("zoom").onclick = () => {
+    const { moment: m, device } = state, around = Math.max(200, device.events / 200);
+    setRange(m - around, m + around);
+  };
   byId("fit").onclick = () => setRange(0, state.device.events + 1);
   byId("by").onchange = (event) => { setBy(event.target.value); drawAllSoon(); };
   byId("theme").onclick = () => { toggleTheme(theme() === "dark" ? "light" : "dark"); drawAll(); };

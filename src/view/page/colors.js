@@ -21,6 +21,7 @@ function pixel(color, shade = 1) {
 
 /** Pixels by band and shade: neighbours of one group can be told apart. */
 const SHADES = [1, 0.9, 1.08, 0.95, 1.04];
+const OTHERS = [0.8, 1, 1.2, 0.9, 1.1];
 function pixels() {
-  return HUES[theme()].map((color) => SHADES.map((shade) => pixel(color, shade)));
+  return HUES[theme()].map((color, band) => (band < COLORS ? SHADES : OTHERS).map((shade) => pixel(color, shade)));
 }

@@ -123,8 +123,9 @@ function highest(values, from, to) {
   return best;
 }
 
-/** Functions that every stack goes through say nothing. */
-const PLUMBING = /^$|^\?\?$|<unknown>|site-packages\/torch\/|\/rustc\/|\/c10\/|\/ATen\/|^(torch|at|c10)\//;
+// Frames that say little: those without a source, and those of libraries.
+const NAMELESS = /^$|^\?\?$|<unknown>|\/rustc\/|\/c10\/|\/ATen\/|^(torch|aten|c10)\//;
+const LIBRARY = /(site|dist)-packages\/|\/\.cargo\/registry\//;
 
 class Groups {
   constructor(device, by) {
@@ -176,13 +177,15 @@ class Groups {
     if (this.by === "stream") return streamName(value);
     if (this.by === "tag") return this.device.run.texts[value] || "(no tag)";
     const frames = this.device.frames(value);
-    if (!frames.length) return "(no stack)";
-    const frame = frames.find(({ file }) => !PLUMBING.test(file)) ?? frames[0];
-    return frameText(frame);
+    if (!frames.length) return "(no stack recorded)";
+    // Where it was allocated, and which line of the program led there.
+    const inner = frames.find(({ file }) => !NAMELESS.test(file)) ?? frames[0];
+    const own = frames.find(({ file }) => !NAMELESS.test(file) && !LIBRARY.test(file));
+    return own && own !== inner ? `${frameText(inner)} ← ${frameText(own)}` : frameText(inner);
   }
 }
 
-const frameText = ({ name, file, line }) => `${name || "?"}  ${file.split("/").slice(-2).join("/")}${line ? `:${line}` : ""}`;
+const frameText = ({ name, file, line }) => `${name || "?"} ${file.split("/").slice(-2).join("/")}${line ? `:${line}` : ""}`;
 const streamName = (stream) => stream === 0n ? "default stream" : `stream ${stream < 65536n ? stream : `0x${stream.toString(16)}`}`;
 
 function human(bytes) {

@@ -157,9 +157,8 @@ function drawHeadline(device, toMoment) {
       `Out of memory ${times} at event ${exact(oom.at)}: ${human(oom.bytes)} wanted, the device had ${human(oom.free)} free, ${human(device.reserved[oom.at] - device.allocated[oom.at])} reserved but not allocated.`,
       element("button", { type: "button", textContent: "go there", onclick: () => toMoment(oom.at) })));
   }
-  let top = -1;
-  bytes.forEach((value, g) => { if (value > 0 && (top < 0 || value > bytes[top])) top = g; });
-  const what = top < 0 ? "" : ` — most of it (${percent(bytes[top], device.allocated[peak])}): ${groups.label(top)}, ${exact(counts[top])} block${counts[top] === 1 ? "" : "s"}`;
+  const top = bytes.length ? highest(bytes, 0, bytes.length - 1) : -1;
+  const what = top < 0 ? "" : ` — the largest part, ${percent(bytes[top], device.allocated[peak])}, is ${groups.by === "size" ? `${exact(counts[top])} ${groups.label(top)}` : `${groups.label(top)} (${exact(counts[top])} block${counts[top] === 1 ? "" : "s"})`}`;
   const when = device.events ? ` at event ${exact(peak)} of ${exact(device.events)} (${clock(device.time(peak))})` : "";
   line.append(
     element("strong", { textContent: `Peak ${human(device.allocated[peak])} allocated, ${human(device.reserved[peak])} reserved` }),

@@ -30,13 +30,15 @@ class Plot {
   }
 
   text(context, text, x, y, color, align = "left") {
-    context.textAlign = align;
-    context.lineWidth = 3 * this.scale;
-    context.strokeStyle = style("panel");
+    if (!text) return;
+    const { scale } = this, { width } = context.measureText(text);
+    const left = x - (align === "right" ? width : align === "center" ? width / 2 : 0);
+    context.globalAlpha = 0.85;
+    context.fillStyle = style("panel");
+    context.fillRect(left - 3 * scale, y - 10.5 * scale, width + 6 * scale, 14 * scale);
+    context.globalAlpha = 1;
     context.fillStyle = color;
-    context.lineJoin = "round";
-    context.strokeText(text, x, y);
-    context.fillText(text, x, y);
+    context.fillText(text, left, y);
   }
 }
 
@@ -243,7 +245,7 @@ class Timeline {
 
   /** Brightens what is pointed at. */
   #outline(over, pointed) {
-    if (pointed.plot !== "memory") return;
+    if (pointed.plot !== "memory" || pointed.id < 0) return;
     const { width, height } = this.plot, { ids } = this, to = theme() === "dark" ? "rgb(255 255 255 / 35%)" : "rgb(0 0 0 / 30%)";
     over.fillStyle = to;
     for (let c = 0; c < width; c++) {
