@@ -66,4 +66,15 @@ cp "$folder/hostile.json" "$folder/$hostile_name.json"
 "$program" view "$folder/$hostile_name.json" -o "$folder/hostile.html"
 rm "$folder/$hostile_name.json"
 
+# Nothing but what is live, and nothing at all.
+cat > "$folder/live.json" << 'END'
+{"device_traces": [[]], "segments": [
+  {"device": 0, "address": 2097152, "total_size": 4194304, "stream": 0, "segment_type": "large", "blocks": [
+    {"address": 2097152, "size": 3145728, "requested_size": 3000000, "state": "active_allocated"},
+    {"address": 5242880, "size": 1048576, "requested_size": 0, "state": "inactive"}]}]}
+END
+echo '{"device_traces": [], "segments": []}' > "$folder/empty.json"
+"$program" view "$folder/live.json" -o "$folder/live.html"
+"$program" view "$folder/empty.json" -o "$folder/empty.html"
+
 node scripts/check_view.mjs "$browser" "$folder"

@@ -1,5 +1,5 @@
 // The page of `vramalloc view` in a headless Chromium: node check_view.mjs CHROMIUM FOLDER. FOLDER has what
-// scripts/check-view.sh made: big.html with big.json, long.html, mlp.html, hostile.html; screenshots come into it.
+// scripts/check-view.sh made: big.html with big.json, and the other pages; screenshots come into it.
 // What the page says is compared with what follows here from the snapshot's events alone.
 
 import assert from "node:assert/strict";
@@ -132,10 +132,14 @@ const PLACES = ACROSS.flatMap((x) => UP.map((y) => [x, y]));
 async function big(browser) {
   const model = allocationsOf(`${folder}/big.json`), peak = peakOf(model);
   for (const theme of ["light", "dark"]) {
-    const tab = await openPage(browser, "big.html", theme);
+    const tabs = [];
+    for (let k = 0; k < 3; k++) tabs.push(await openPage(browser, "big.html", theme));
+    const opened = tabs.map((one) => one.opened), median = opened.toSorted((a, b) => a - b)[1], tab = tabs.pop();
+    for (const one of tabs) await one.close();
     await check(`${theme}: opens within ${LIMIT_MS} ms`, () => {
-      assert.ok(tab.opened < LIMIT_MS, `it took ${tab.opened} ms`);
-      return `${tab.opened.toFixed(0)} ms, ${model.events} events`;
+      const said = `${opened.map((ms) => ms.toFixed(0)).join(", ")} ms, ${model.events} events`;
+      assert.ok(median < LIMIT_MS, said);
+      return said;
     });
     await check(`${theme}: the peak is that of the events`, async () => {
       assert.match(await textOf(tab, "#when"), new RegExp(`^event ${peak.moment.toLocaleString("en-US")} `));
@@ -288,12 +292,26 @@ async function hostile(browser) {
   await tab.close();
 }
 
+async function bare(browser) {
+  for (const [name, says] of [["live.html", /^Peak 3\.00 MiB allocated, 4\.00 MiB reserved/], ["empty.html", /neither events nor segments/]]) {
+    const tab = await openPage(browser, name, "light");
+    await check(`${name}: a snapshot without a history opens`, async () => {
+      assert.match(await textOf(tab, "#headline"), says);
+      if (name === "live.html") assert.match(await textOf(tab, "#holders .row .bytes"), /^3\.00 MiB$/);
+    });
+    await tab.screenshot(`${folder}/${name}.png`);
+    assertQuiet(tab);
+    await tab.close();
+  }
+}
+
 const browser = await Browser.start(chromium);
 try {
   await big(browser);
   await long(browser);
   await stacks(browser);
   await hostile(browser);
+  await bare(browser);
   console.log(`${passed} passed, 0 failed`);
 } finally {
   await browser.stop();

@@ -240,6 +240,8 @@ async function open() {
   byId("title").textContent = run.title;
   if (!run.devices.length) {
     byId("headline").textContent = "The snapshot has neither events nor segments.";
+    document.querySelector("main").hidden = true;
+    document.documentElement.dataset.open = "yes";
     return;
   }
   timeline = new Timeline();

@@ -131,19 +131,28 @@ class Groups {
   constructor(device, by) {
     this.device = device;
     this.by = by;
-    const { count } = device;
+    const { bytes } = device;
+    this.#assign({ tag: device.tag, stack: device.stack, size: bytes, stream: device.exactStream }[by]);
+    if (by !== "size") return;
+    // Of very many sizes none says much: then those between two powers of two go together.
+    const atPeak = this.at(device.peak).bytes, shown = this.top.reduce((sum, group) => sum + atPeak[group], 0);
+    this.isRanges = shown < 0.6 * device.allocated[device.peak];
+    if (this.isRanges) this.#assign(bytes.map((size) => 2 ** Math.floor(Math.log2(Math.max(1, size)))));
+  }
+
+  /** One group for each value of a column. */
+  #assign(column) {
     this.values = []; // of each group
-    this.of = new Uint32Array(count);
-    const column = { tag: device.tag, stack: device.stack, size: device.bytes, stream: device.exactStream }[by];
+    this.of = new Uint32Array(column.length);
     const known = new Map();
-    for (let i = 0; i < count; i++) {
-      let group = known.get(column[i]);
+    column.forEach((value, i) => {
+      let group = known.get(value);
       if (group === undefined) {
-        known.set(column[i], group = this.values.length);
-        this.values.push(column[i]);
+        known.set(value, group = this.values.length);
+        this.values.push(value);
       }
       this.of[i] = group;
-    }
+    });
     this.#rank();
   }
 
@@ -173,7 +182,7 @@ class Groups {
 
   label(group) {
     const value = this.values[group];
-    if (this.by === "size") return `blocks of ${human(value)}`;
+    if (this.by === "size") return `blocks of ${human(value)}${this.isRanges ? ` to ${human(2 * value)}` : ""}`;
     if (this.by === "stream") return streamName(value);
     if (this.by === "tag") return this.device.run.texts[value] || "(no tag)";
     const frames = this.device.frames(value);
@@ -194,6 +203,7 @@ function human(bytes) {
   for (let rest = Math.abs(bytes); rest >= 1024 && unit < units.length - 1; rest /= 1024) unit++;
   return unit ? `${(bytes / 1024 ** unit).toFixed(2)} ${units[unit]}` : `${bytes} B`;
 }
+const counted = (count, what) => `${exact(count)} ${what}${count === 1 ? "" : "s"}`;
 const exact = (bytes) => bytes.toLocaleString("en-US");
 const percent = (part, whole) => whole > 0 ? `${(100 * part / whole).toFixed(1)} %` : "–";
 

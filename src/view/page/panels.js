@@ -47,7 +47,7 @@ function allocationFacts(device, i, most) {
       ["allocated", moment(device, device.born[i], "before the first event", "")],
       ["freed", moment(device, device.freed[i], "before the first event", "never in this run")],
       ["cached", device.gone[i] === device.freed[i] ? "" : moment(device, device.gone[i], "", "queued work holds it to the end")],
-      ["lifetime", device.events ? `${more}${exact(end - device.born[i])} events, ${duration(lived)}` : ""],
+      ["lifetime", device.events ? `${more}${counted(end - device.born[i], "event")}, ${duration(lived)}` : ""],
     ]),
     ...stackOf(device, device.stack[i], most),
   ];
@@ -62,7 +62,7 @@ function bandFacts(device, groups, band, at) {
   return [
     element("strong", { textContent: name }),
     facts([
-      ["held", `${human(sum)} (${exact(sum)} bytes) in ${exact(count)} blocks`],
+      ["held", `${human(sum)} (${exact(sum)} bytes) in ${counted(count, "block")}`],
       ["of allocated", percent(sum, device.allocated[at])],
       ["at", `event ${exact(at)} · ${clock(device.time(at))}`],
     ]),
@@ -79,7 +79,7 @@ function pieceFacts(device, piece, run, at) {
     facts([
       ["segment", `0x${run.from.toString(16)}, ${run.isPages ? "expandable" : "fixed"}`],
       ["stream", streamName(run.stream)],
-      ["in use", `${human(used)} (${percent(used, run.bytes)}) in ${exact(live.length)} blocks`],
+      ["in use", `${human(used)} (${percent(used, run.bytes)}) in ${counted(live.length, "block")}`],
       [run.isPages ? "these pages" : "its memory", `${human(segments.bytes[piece])} from 0x${segments.exactAddress[piece].toString(16)}`],
       [run.isPages ? "mapped" : "reserved", moment(device, segments.from[piece], "before the first event", "")],
       [run.isPages ? "unmapped" : "released", moment(device, segments.to[piece], "", "never in this run")],
@@ -113,7 +113,7 @@ function drawHolders(state, select) {
   const rows = order.slice(0, ROWS).map((g) => {
     const made = row(
       colorOf(groups.band[g]), groups.label(g), bytes[g],
-      `${percent(bytes[g], device.allocated[at])} · ${exact(counts[g])} block${counts[g] === 1 ? "" : "s"}`,
+      `${percent(bytes[g], device.allocated[at])} · ${counted(counts[g], "block")}`,
       bytes[g] / device.allocated[at], () => select(g),
     );
     made.classList.toggle("on", state.litGroup === g);
@@ -134,7 +134,7 @@ function drawGroupDetail(state, group) {
   byId("detail").querySelector(".body").replaceChildren(
     element("strong", { textContent: groups.label(group) }),
     facts([
-      ["held", `${human(bytes[group])} (${exact(bytes[group])} bytes) in ${exact(counts[group])} blocks at event ${exact(at)}`],
+      ["held", `${human(bytes[group])} (${exact(bytes[group])} bytes) in ${counted(counts[group], "block")} at event ${exact(at)}`],
       ["at the peak", human(groups.at(device.peak).bytes[group])],
       ["of", most.map(([size, count]) => `${exact(count)} × ${human(size)}`).join(", ") + (sizes.size > 4 ? ", …" : "")],
       ["oldest", mine.length ? moment(device, device.born[mine[0]], "before the first event", "") : ""],
@@ -158,11 +158,11 @@ function drawHeadline(device, toMoment) {
       element("button", { type: "button", textContent: "go there", onclick: () => toMoment(oom.at) })));
   }
   const top = bytes.length ? highest(bytes, 0, bytes.length - 1) : -1;
-  const what = top < 0 ? "" : ` — the largest part, ${percent(bytes[top], device.allocated[peak])}, is ${groups.by === "size" ? `${exact(counts[top])} ${groups.label(top)}` : `${groups.label(top)} (${exact(counts[top])} block${counts[top] === 1 ? "" : "s"})`}`;
-  const when = device.events ? ` at event ${exact(peak)} of ${exact(device.events)} (${clock(device.time(peak))})` : "";
+  const what = top < 0 || !bytes[top] ? "" : ` — the largest part, ${percent(bytes[top], device.allocated[peak])}, is ${groups.by === "size" ? `${exact(counts[top])} ${groups.label(top)}` : `${groups.label(top)} (${counted(counts[top], "block")})`}`;
+  const when = device.events ? `; most was allocated at event ${exact(peak)} of ${exact(device.events)} (${clock(device.time(peak))})` : "";
   line.append(
-    element("strong", { textContent: `Peak ${human(device.allocated[peak])} allocated, ${human(device.reserved[peak])} reserved` }),
-    `${when}${what}. ${exact(device.count)} allocations.`,
+    element("strong", { textContent: `Peak ${human(device.allocated[peak])} allocated, ${human(device.reserved[highest(device.reserved, 0, device.events)])} reserved` }),
+    `${when}${what}. ${counted(device.count, "allocation")}.`,
   );
 }
 
@@ -209,7 +209,7 @@ function drawFound(state, select) {
   panel.hidden = !hits;
   if (!hits) return;
   const live = hits.filter((i) => device.born[i] <= at && device.freed[i] > at), held = live.reduce((sum, i) => sum + device.bytes[i], 0);
-  panel.querySelector("h2").textContent = `Found ${exact(hits.length)} allocations; ${human(held)} in ${exact(live.length)} at event ${exact(at)}`;
+  panel.querySelector("h2").textContent = `Found ${counted(hits.length, "allocation")}; ${human(held)} in ${exact(live.length)} at event ${exact(at)}`;
   const most = (a, b) => device.bytes[b] - device.bytes[a] || a - b;
   const rows = [...live].sort(most).slice(0, ROWS);
   if (rows.length < ROWS) rows.push(...hits.filter((i) => !(device.born[i] <= at && device.freed[i] > at)).sort(most).slice(0, ROWS - rows.length));
