@@ -24,9 +24,11 @@ struct Device {
     events: usize,
     /// What was reserved before the first event.
     reserved_at_start: u64,
+    /// By `born`, all of a [`Lifetime`](lifetimes::Lifetime); `waited` is `gone` less `freed`.
     allocations: Table,
     segments: Table,
-    /// `us`: microseconds since 1970, of each event.
+    /// `steps`: of each event, by how many microseconds it was later than the one before (the first: than 1970), modulo
+    /// 2⁶⁴.
     times: Table,
     /// Where reserved changed: `at` which moment, and to how many `bytes`.
     reserved: Table,
@@ -152,7 +154,9 @@ impl<'a> Writer<'a> {
         let ooms: Vec<(u32, &TraceEntry)> =
             (1u32..).zip(entries).filter(|(_, entry)| entry.action == Action::Oom).collect();
         let columns = &mut self.columns;
-        let times = Table::from([("us", columns.u64(entries.iter().map(|entry| entry.time_us)))]);
+        let mut last = 0;
+        let step = |entry: &TraceEntry| entry.time_us.wrapping_sub(std::mem::replace(&mut last, entry.time_us));
+        let times = Table::from([("steps", columns.u64(entries.iter().map(step)))]);
         let reserved = Table::from([
             ("at", columns.u32(reserved.iter().map(|(at, _)| *at))),
             ("bytes", columns.u64(reserved.iter().map(|(_, bytes)| *bytes))),
@@ -177,8 +181,9 @@ impl<'a> Writer<'a> {
     }
 
     fn allocations(&mut self, all: &[lifetimes::Lifetime<'a>]) -> Table {
-        let tags: Vec<u32> = all.iter().map(|one| self.texts.number(one.tag)).collect();
-        let stacks: Vec<u32> = all.iter().map(|one| self.stacks.number(one.stack, &mut self.texts)).collect();
+        let tags: Vec<u64> = all.iter().map(|one| self.texts.number(one.tag).into()).collect();
+        let stacks: Vec<u64> =
+            all.iter().map(|one| self.stacks.number(one.stack, &mut self.texts).into()).collect();
         let columns = &mut self.columns;
         Table::from([
             ("address", columns.u64(all.iter().map(|one| one.address))),
@@ -187,9 +192,9 @@ impl<'a> Writer<'a> {
             ("stream", columns.u64(all.iter().map(|one| one.stream))),
             ("born", columns.u32(all.iter().map(|one| one.born))),
             ("freed", columns.u32(all.iter().map(|one| one.freed))),
-            ("gone", columns.u32(all.iter().map(|one| one.gone))),
-            ("stack", columns.u32(stacks)),
-            ("tag", columns.u32(tags)),
+            ("waited", columns.u64(all.iter().map(|one| u64::from(one.gone - one.freed)))),
+            ("stack", columns.u64(stacks)),
+            ("tag", columns.u64(tags)),
         ])
     }
 
@@ -201,7 +206,7 @@ impl<'a> Writer<'a> {
             ("stream", columns.u64(all.iter().map(|one| one.stream))),
             ("from", columns.u32(all.iter().map(|one| one.from))),
             ("to", columns.u32(all.iter().map(|one| one.to))),
-            ("is_pages", columns.u32(all.iter().map(|one| u32::from(one.is_pages)))),
+            ("is_pages", columns.u64(all.iter().map(|one| u64::from(one.is_pages)))),
         ])
     }
 }

@@ -15,20 +15,53 @@ async function load(element) {
   const buffer = await new Response(packed.stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
   const length = new DataView(buffer).getUint32(0, true);
   const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  const column = ({ kind, offset, count }) =>
-    new (kind === "u64" ? BigUint64Array : Uint32Array)(buffer, 8 + length + offset, count);
+  const kinds = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, u64: BigUint64Array };
+  const array = ({ kind, offset, count }) => new kinds[kind](buffer, 8 + length + offset, count);
+  const column = (place) => {
+    if (place.values) return new Column(array(place.values), array(place));
+    return place.kind === "u64" ? new Column(array(place), null) : array(place);
+  };
   const table = (places) => Object.fromEntries(Object.entries(places).map(([name, place]) => [name, column(place)]));
   const run = { title: head.title, texts: head.texts, stacks: table(head.stacks) };
   run.devices = head.devices.map((device) => new Device(device, table, run));
   return run;
 }
 
-/** 64-bit integers as numbers: exact below 2^53. */
-function numbers(column) {
-  const halves = new Uint32Array(column.buffer, column.byteOffset, column.length * 2);
-  const out = new Float64Array(column.length);
-  for (let i = 0; i < out.length; i++) out[i] = halves[2 * i] + halves[2 * i + 1] * 4294967296;
-  return out;
+/** 64-bit integers: all of them, or the different ones and for each its place among them. */
+class Column {
+  constructor(values, places) { Object.assign(this, { values, places }); }
+
+  exact(i) { return this.values[this.places ? this.places[i] : i]; }
+
+  #halves(Kind) { return new Kind(this.values.buffer, this.values.byteOffset, 2 * this.values.length); }
+
+  #all(values) {
+    if (!this.places) return values;
+    const { places } = this, out = new values.constructor(places.length);
+    for (let i = 0; i < out.length; i++) out[i] = values[places[i]];
+    return out;
+  }
+
+  /** As floating-point numbers: exact below 2^53. With `Signed` from -2^53 on. */
+  numbers(Signed = Uint32Array) {
+    const low = this.#halves(Uint32Array), high = this.#halves(Signed), values = new Float64Array(this.values.length);
+    for (let i = 0; i < values.length; i++) values[i] = low[2 * i] + high[2 * i + 1] * 4294967296;
+    return this.#all(values);
+  }
+
+  /** Those that are below 2^32. */
+  small() {
+    const low = this.#halves(Uint32Array), values = new Uint32Array(this.values.length);
+    for (let i = 0; i < values.length; i++) values[i] = low[2 * i];
+    return this.#all(values);
+  }
+
+  /** The running sums of integers with a sign. */
+  sums() {
+    const out = this.numbers(Int32Array);
+    for (let i = 1; i < out.length; i++) out[i] += out[i - 1];
+    return out;
+  }
 }
 
 class Device {
@@ -36,17 +69,20 @@ class Device {
     this.run = run;
     this.ordinal = head.ordinal;
     this.events = head.events;
-    const { address, requested, bytes, stream, born, freed, gone, stack, tag } = table(head.allocations);
-    Object.assign(this, { exactAddress: address, address: numbers(address), requested: numbers(requested) });
-    Object.assign(this, { bytes: numbers(bytes), exactStream: stream, born, freed, gone, stack, tag });
+    const { address, requested, bytes, stream, born, freed, waited, stack, tag } = table(head.allocations);
+    Object.assign(this, { addresses: address, address: address.numbers(), requested: requested.numbers() });
+    Object.assign(this, { bytes: bytes.numbers(), stream: stream.numbers(), stack: stack.small(), tag: tag.small() });
+    Object.assign(this, { born, freed, gone: waited.small() });
+    for (let i = 0; i < freed.length; i++) this.gone[i] += freed[i];
     this.count = born.length;
     const segments = table(head.segments);
-    this.segments = Object.assign(segments, {
-      exactAddress: segments.address, address: numbers(segments.address), bytes: numbers(segments.bytes),
-    });
-    this.times = numbers(table(head.times).us);
-    const ooms = table(head.ooms);
-    this.ooms = Array.from(ooms.at, (at, i) => ({ at, bytes: Number(ooms.bytes[i]), free: Number(ooms.free[i]) }));
+    this.segments = {
+      addresses: segments.address, address: segments.address.numbers(), bytes: segments.bytes.numbers(),
+      stream: segments.stream.numbers(), from: segments.from, to: segments.to, is_pages: segments.is_pages.small(),
+    };
+    this.times = table(head.times).steps.sums();
+    const ooms = table(head.ooms), [wanted, free] = [ooms.bytes.numbers(), ooms.free.numbers()];
+    this.ooms = Array.from(ooms.at, (at, i) => ({ at, bytes: wanted[i], free: free[i] }));
     this.#curves(head.reserved_at_start, table(head.reserved));
     this.peak = highest(this.allocated, 0, this.events);
     this.groups = new Map();
@@ -66,8 +102,8 @@ class Device {
       if (gone[i] !== NEVER) active[gone[i]] -= bytes[i];
     }
     for (let m = 1; m <= events; m++) { allocated[m] += allocated[m - 1]; active[m] += active[m - 1]; }
-    const held = new Float64Array(events + 1), values = numbers(reserved.bytes);
-    let now = Number(reservedAtStart), from = 0;
+    const held = new Float64Array(events + 1), values = reserved.bytes.numbers();
+    let now = reservedAtStart, from = 0;
     for (let i = 0; i <= values.length; i++) {
       const to = i < values.length ? reserved.at[i] : events + 1;
       held.fill(now, from, to);
@@ -102,8 +138,11 @@ class Device {
 
   /** What tells most about where memory comes from. */
   best() {
-    if (this.stack.some((stack) => stack > 0)) return "stack";
-    return this.tag.some((tag) => tag > 0) ? "tag" : "size";
+    const has = (column) => {
+      for (let i = 0; i < this.count; i++) if (column[i]) return true;
+      return false;
+    };
+    return has(this.stack) ? "stack" : has(this.tag) ? "tag" : "size";
   }
 
   frames(stack) {
@@ -132,7 +171,7 @@ class Groups {
     this.device = device;
     this.by = by;
     const { bytes } = device;
-    this.#assign({ tag: device.tag, stack: device.stack, size: bytes, stream: device.exactStream }[by]);
+    this.#assign({ tag: device.tag, stack: device.stack, size: bytes, stream: device.stream }[by]);
     if (by !== "size") return;
     // Of very many sizes none says much: then those between two powers of two go together.
     const atPeak = this.at(device.peak).bytes, shown = this.top.reduce((sum, group) => sum + atPeak[group], 0);
@@ -158,12 +197,12 @@ class Groups {
 
   /** Bytes and counts of each group at a moment. */
   at(moment) {
-    const bytes = new Float64Array(this.values.length), counts = new Uint32Array(this.values.length);
-    for (const i of this.device.liveAt(moment)) {
-      bytes[this.of[i]] += this.device.bytes[i];
-      counts[this.of[i]]++;
+    const sums = new Float64Array(this.values.length), counts = new Uint32Array(this.values.length);
+    const { of } = this, { bytes, born, freed, count } = this.device;
+    for (let i = 0; i < count && born[i] <= moment; i++) {
+      if (freed[i] > moment) { sums[of[i]] += bytes[i]; counts[of[i]]++; }
     }
-    return { bytes, counts };
+    return { bytes: sums, counts };
   }
 
   /** The groups with a colour of their own: the largest at the peak, then those that are large at other times. */
@@ -195,7 +234,7 @@ class Groups {
 }
 
 const frameText = ({ name, file, line }) => `${name || "?"} ${file.split("/").slice(-2).join("/")}${line ? `:${line}` : ""}`;
-const streamName = (stream) => stream === 0n ? "default stream" : `stream ${stream < 65536n ? stream : `0x${stream.toString(16)}`}`;
+const streamName = (stream) => stream === 0 ? "default stream" : `stream ${stream < 65536 ? stream : `0x${stream.toString(16)}`}`;
 
 function human(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -204,7 +243,7 @@ function human(bytes) {
   return unit ? `${(bytes / 1024 ** unit).toFixed(2)} ${units[unit]}` : `${bytes} B`;
 }
 const counted = (count, what) => `${exact(count)} ${what}${count === 1 ? "" : "s"}`;
-const exact = (bytes) => bytes.toLocaleString("en-US");
+const exact = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
 const percent = (part, whole) => whole > 0 ? `${(100 * part / whole).toFixed(1)} %` : "–";
 
 function duration(us) {

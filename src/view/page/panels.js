@@ -41,8 +41,8 @@ function allocationFacts(device, i, most) {
     facts([
       ["block", `${exact(device.bytes[i])} bytes`],
       ["requested", `${exact(device.requested[i])} bytes`],
-      ["address", `0x${device.exactAddress[i].toString(16)}`],
-      ["stream", streamName(device.exactStream[i])],
+      ["address", `0x${device.addresses.exact(i).toString(16)}`],
+      ["stream", streamName(device.stream[i])],
       ["tag", device.run.texts[device.tag[i]]],
       ["allocated", moment(device, device.born[i], "before the first event", "")],
       ["freed", moment(device, device.freed[i], "before the first event", "never in this run")],
@@ -80,7 +80,7 @@ function pieceFacts(device, piece, run, at) {
       ["segment", `0x${run.from.toString(16)}, ${run.isPages ? "expandable" : "fixed"}`],
       ["stream", streamName(run.stream)],
       ["in use", `${human(used)} (${percent(used, run.bytes)}) in ${counted(live.length, "block")}`],
-      [run.isPages ? "these pages" : "its memory", `${human(segments.bytes[piece])} from 0x${segments.exactAddress[piece].toString(16)}`],
+      [run.isPages ? "these pages" : "its memory", `${human(segments.bytes[piece])} from 0x${segments.addresses.exact(piece).toString(16)}`],
       [run.isPages ? "mapped" : "reserved", moment(device, segments.from[piece], "before the first event", "")],
       [run.isPages ? "unmapped" : "released", moment(device, segments.to[piece], "", "never in this run")],
     ]),
@@ -193,7 +193,7 @@ function search(device, text) {
   }
   const [, key, rest] = /^(tag|stream):(.*)$/i.exec(query) ?? [];
   const has = (value, part) => value.toLowerCase().includes(part.trim().toLowerCase());
-  if (key?.toLowerCase() === "stream") return every((i) => device.exactStream[i].toString() === rest.trim() || has(streamName(device.exactStream[i]), rest));
+  if (key?.toLowerCase() === "stream") return every((i) => device.stream[i].toString() === rest.trim() || has(streamName(device.stream[i]), rest));
   // Texts are few: each is looked at once.
   const texts = device.run.texts.map((value) => has(value, rest ?? query));
   if (key) return every((i) => texts[device.tag[i]]);
@@ -214,7 +214,7 @@ function drawFound(state, select) {
   const rows = [...live].sort(most).slice(0, ROWS);
   if (rows.length < ROWS) rows.push(...hits.filter((i) => !(device.born[i] <= at && device.freed[i] > at)).sort(most).slice(0, ROWS - rows.length));
   panel.querySelector(".rows").replaceChildren(...rows.map((i) => row(
-    colorOf(groups.band[groups.of[i]]), `0x${device.exactAddress[i].toString(16)}`, device.bytes[i],
+    colorOf(groups.band[groups.of[i]]), `0x${device.addresses.exact(i).toString(16)}`, device.bytes[i],
     `${device.born[i] ? `event ${exact(device.born[i])}` : "before"} – ${device.freed[i] === NEVER ? "end" : exact(device.freed[i])}`, device.bytes[i] / device.bytes[rows[0]], () => select(i),
   )));
 }
