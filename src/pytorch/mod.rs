@@ -23,9 +23,9 @@ pub(crate) use export::{Frames, device_trace, segments, settings};
 #[cfg(feature = "replay")]
 pub use read::{FILE_MAX_BYTES, SnapshotError};
 
+pub use timeline::{Usage, UsageOverTime};
 #[cfg(feature = "replay")]
 pub(crate) use timeline::{block_bytes, held_bytes};
-pub use timeline::{Usage, UsageOverTime};
 
 use std::sync::Arc;
 

@@ -17,20 +17,15 @@ pub(super) struct Mapped {
     pub(super) is_pages: bool,
 }
 
-/// All ranges of a device, by address. O(events · log(ranges)).
+/// All ranges of a device, by address. They overlap at no time, unless the events contradict each other: what is
+/// unmapped twice counts as there before the first. O(events · log(ranges)).
 pub(super) fn of(snapshot: &Snapshot, device: usize) -> Vec<Mapped> {
     let entries = snapshot.device_traces.get(device).map(Vec::as_slice).unwrap_or_default();
     let mut ranges = Ranges::default();
     for (moment, entry) in (1u32..).zip(entries) {
         let is_pages = matches!(entry.action, Action::SegmentMap | Action::SegmentUnmap);
-        let change = Mapped {
-            address: entry.addr,
-            bytes: entry.size,
-            stream: entry.stream,
-            from: 0,
-            to: NEVER,
-            is_pages,
-        };
+        let change =
+            Mapped { address: entry.addr, bytes: entry.size, stream: entry.stream, from: 0, to: NEVER, is_pages };
         match entry.action {
             Action::SegmentAlloc | Action::SegmentMap => ranges.map(Mapped { from: moment, ..change }),
             Action::SegmentFree | Action::SegmentUnmap => ranges.unmap(change, moment),

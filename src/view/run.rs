@@ -140,7 +140,10 @@ impl<'a> Writer<'a> {
     fn device(&mut self, snapshot: &'a Snapshot, ordinal: usize) -> io::Result<Device> {
         let entries = snapshot.device_traces.get(ordinal).map(Vec::as_slice).unwrap_or_default();
         if u32::try_from(entries.len()).is_err() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a page shows fewer than 2³² events of a device"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a page shows fewer than 2³² events of a device",
+            ));
         }
         let over_time = snapshot.usage_over_time(ordinal);
         let reserved_at_start = over_time.usage().reserved;
@@ -148,7 +151,8 @@ impl<'a> Writer<'a> {
         let reserved: Vec<(u32, u64)> = (1u32..)
             .zip(over_time)
             .filter_map(|(moment, (_, usage))| {
-                (std::mem::replace(&mut last, usage.reserved) != usage.reserved).then_some((moment, usage.reserved))
+                (std::mem::replace(&mut last, usage.reserved) != usage.reserved)
+                    .then_some((moment, usage.reserved))
             })
             .collect();
         let ooms: Vec<(u32, &TraceEntry)> =
