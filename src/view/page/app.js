@@ -118,7 +118,9 @@ function tip(event, content) {
   if (!content) return;
   box.replaceChildren(...content);
   const { width, height } = box.getBoundingClientRect();
-  const x = event.clientX + 16 + width > innerWidth ? event.clientX - 16 - width : event.clientX + 16;
+  // Beside the plots are the rows, which should stay in sight.
+  const right = byId("left").getBoundingClientRect().right;
+  const x = event.clientX + 16 + width > right ? event.clientX - 16 - width : event.clientX + 16;
   const y = event.clientY + 16 + height > innerHeight ? event.clientY - 16 - height : event.clientY + 16;
   box.style.left = `${Math.max(4, x)}px`;
   box.style.top = `${Math.max(4, y)}px`;

@@ -22,7 +22,7 @@ class SegmentMap {
     const spaced = this.shown.length * between + pieces < space * 0.3;
     const perByte = total ? (space - (spaced ? this.shown.length * between + pieces : 0)) / total : 0;
     const colors = new Uint32Array(space), ids = new Int32Array(space).fill(-1); // -2 - n: free space of piece n
-    const free = pixel(style("free")), pageMark = pixel(style("line")), pending = pixel(style("pending")), dim = pixel(style("grid"));
+    const free = pixel(style("free")), pageMark = pixel(style("line")), pending = pixel(style("pending")), dim = pixel(style("dim"));
     const palette = pixels(), { of, band } = state.groups, { lit } = state;
     const blocks = device.liveAt(moment, true).sort((a, b) => device.address[a] - device.address[b]);
     const fill = (from, to, color, id) => {

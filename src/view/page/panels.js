@@ -158,12 +158,12 @@ function drawHeadline(device, toMoment) {
       element("button", { type: "button", textContent: "go there", onclick: () => toMoment(oom.at) })));
   }
   const top = bytes.length ? highest(bytes, 0, bytes.length - 1) : -1;
-  const what = top < 0 || !bytes[top] ? "" : ` — the largest part, ${percent(bytes[top], device.allocated[peak])}, is ${groups.by === "size" ? `${exact(counts[top])} ${groups.label(top)}` : `${groups.label(top)} (${counted(counts[top], "block")})`}`;
-  const when = device.events ? `; most was allocated at event ${exact(peak)} of ${exact(device.events)} (${clock(device.time(peak))})` : "";
-  line.append(
-    element("strong", { textContent: `Peak ${human(device.allocated[peak])} allocated, ${human(device.reserved[highest(device.reserved, 0, device.events)])} reserved` }),
-    `${when}${what}. ${counted(device.count, "allocation")}.`,
-  );
+  line.append(element("strong", { textContent: `Peak ${human(device.allocated[peak])} allocated` }));
+  if (device.events) line.append(` at event ${exact(peak)} of ${exact(device.events)} (${clock(device.time(peak))})`);
+  line.append("; ", element("strong", { textContent: `${human(device.reserved[highest(device.reserved, 0, device.events)])} reserved` }), " at most.");
+  if (top < 0 || !bytes[top]) return;
+  const what = groups.by === "size" ? `${exact(counts[top])} ${groups.label(top)}` : `${groups.label(top)} (${counted(counts[top], "block")})`;
+  line.append(` Largest part, ${percent(bytes[top], device.allocated[peak])}: ${what}.`);
 }
 
 /** The allocations that a search means; null if it means nothing. */

@@ -112,7 +112,7 @@ class Timeline {
 
   #allocations({ device, groups, lit }, out) {
     const { width, height } = this.plot, { bytes } = device, { ids } = this, scale = height / this.most;
-    const colors = pixels(), { of, band } = groups, dim = pixel(style("grid"));
+    const colors = pixels(), { of, band } = groups, dim = pixel(style("dim"));
     // Those that live, oldest first.
     const next = new Int32Array(device.count + 1).fill(-1), last = new Int32Array(device.count + 1).fill(-1);
     const end = device.count; // the list's own entry: its next is the first, its last the last
@@ -136,7 +136,7 @@ class Timeline {
 
   #bands({ device, groups, litGroup }, out) {
     const { width, height } = this.plot, { bytes } = device, { ids } = this, scale = height / this.most;
-    const { of, band } = groups, sums = new Float64Array(COLORS + 1), colors = pixels(), dim = pixel(style("grid"));
+    const { of, band } = groups, sums = new Float64Array(COLORS + 1), colors = pixels(), dim = pixel(style("dim"));
     sweep(device, this.columns.reps, {
       born(i) { sums[band[of[i]]] += bytes[i]; },
       freed(i) { sums[band[of[i]]] -= bytes[i]; },
