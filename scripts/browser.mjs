@@ -111,6 +111,13 @@ class Tab {
     }
   }
 
+  async drag([fromX, fromY], [toX, toY]) {
+    const mouse = (type, x, y) => this.send("Input.dispatchMouseEvent", { type, x, y, button: "left", buttons: 1, clickCount: 1 });
+    await mouse("mousePressed", fromX, fromY);
+    for (let k = 1; k <= 4; k++) await mouse("mouseMoved", fromX + (toX - fromX) * k / 4, fromY + (toY - fromY) * k / 4);
+    await mouse("mouseReleased", toX, toY);
+  }
+
   async screenshot(path) {
     const { data } = await this.send("Page.captureScreenshot", { format: "png" });
     writeFileSync(path, Buffer.from(data, "base64"));

@@ -225,6 +225,36 @@ async function big(browser) {
     }
     return said.join(", ");
   });
+  await check("wheel, drag and click zoom, move and choose the moment", async () => {
+    const before = await boxOf(tab, "memory"), at = [before.x + before.width / 2, before.y + before.height / 2];
+    const settled = () => tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
+    await tab.send("Input.dispatchMouseEvent", { type: "mouseWheel", x: at[0], y: at[1], deltaX: 0, deltaY: -600 });
+    await tab.until(`Number(document.getElementById("memory").dataset.from) > ${before.from}`, 10);
+    const zoomed = await boxOf(tab, "memory");
+    assert.ok(zoomed.to - zoomed.from < 0.6 * (before.to - before.from), "a wheel zooms in");
+    await tab.drag(at, [at[0] + 200, at[1]]);
+    await settled();
+    const moved = await boxOf(tab, "memory"), by = (zoomed.to - zoomed.from) * 200 / zoomed.width;
+    assert.ok(Math.abs(zoomed.from - moved.from - by) < 1, "a drag moves");
+    const [tip] = await hover(tab, ...at);
+    await tab.click(...at);
+    await settled();
+    assert.match(await textOf(tab, "#when"), new RegExp(`^event ${tip.moment.toLocaleString("en-US")} `), "a click is that moment");
+    assert.ok((await textOf(tab, "#detail dl")).includes(tip.facts.address), "and keeps the details");
+    await tab.evaluate("document.getElementById('fit').click()");
+    await settled();
+    assert.equal((await boxOf(tab, "memory")).to, before.to);
+  });
+  await check("a click on the map shows that segment alone", async () => {
+    const box = await boxOf(tab, "map"), at = [box.x + box.width * 0.2, box.y + 12], [{ facts: { address } }] = await hover(tab, ...at);
+    await tab.click(...at);
+    await tab.until("!document.getElementById('all-segments').hidden", 10);
+    await tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
+    const [there] = await hover(tab, box.x + 5, box.y + 12), [end] = await hover(tab, box.x + box.width - 8, box.y + 12 + 11 * 20);
+    assert.ok(there.facts.address && end?.title, "it fills the map");
+    assert.equal(there.facts.address, address, "and begins with the block that was clicked");
+    await tab.evaluate("document.getElementById('all-segments').click()");
+  });
   await check("the button changes the theme", async () => {
     await tab.evaluate("document.getElementById('theme').click()");
     assert.equal(await tab.evaluate("document.documentElement.dataset.theme"), "dark");
