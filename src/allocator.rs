@@ -274,7 +274,7 @@ impl CachingAllocator {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_raw(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
-        Ok(self.into_raw(self.alloc(bytes, stream)?))
+        Ok(self.keep(self.alloc(bytes, stream)?))
     }
 
     /// Turns an allocation into its bare address, to be freed by [`free_raw`](Self::free_raw).
@@ -284,6 +284,11 @@ impl CachingAllocator {
     #[must_use]
     pub fn into_raw(&self, allocation: Allocation) -> DevicePtr {
         assert!(Arc::ptr_eq(&allocation.pool().device, &self.inner.device), "an allocation of another allocator");
+        self.keep(allocation)
+    }
+
+    #[inline(always)]
+    fn keep(&self, allocation: Allocation) -> DevicePtr {
         let ptr = allocation.ptr();
         if !ptr.is_null() {
             self.inner.live.insert(ptr, allocation);
@@ -309,7 +314,13 @@ impl CachingAllocator {
         if ptr.is_null() {
             return Ok(());
         }
-        self.from_raw(ptr).map(drop)
+        match self.inner.live.remove(ptr) {
+            Some(allocation) => {
+                drop(allocation);
+                Ok(())
+            }
+            None => Err(self.misuse(ptr)),
+        }
     }
 
     /// [`Allocation::record_stream`] by address.

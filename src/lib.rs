@@ -71,6 +71,8 @@ mod tell;
 #[cfg(feature = "replay")]
 pub mod trace;
 mod validate;
+#[cfg(feature = "replay")]
+mod view;
 
 pub use allocator::{Allocation, CachingAllocator, MAX_ALIGNMENT};
 pub use allocators::Allocators;

@@ -1,6 +1,6 @@
 //! Replaying a trace through an allocator, and what that cost.
 
-use crate::driver::{CallCounts, StreamHandle};
+use crate::driver::{CallCounts, DevicePtr, StreamHandle};
 use crate::trace::{Event, Trace};
 use crate::{Allocation, CachingAllocator, Error, Stream};
 use std::time::{Duration, Instant};
@@ -57,6 +57,8 @@ pub struct Replay<'a> {
     slots: Vec<Option<Allocation>>,
     /// Those that the trace does not free.
     left: Vec<usize>,
+    /// The same as bare addresses, where the trace is replayed by address.
+    addresses: Option<Vec<DevicePtr>>,
     passes: Vec<Pass>,
 }
 
@@ -86,7 +88,15 @@ impl<'a> Replay<'a> {
             }
         }
         let left = (0..trace.allocations).filter(|&id| !freed[id]).collect();
-        Ok(Self { allocator, trace, streams, slots, left, passes: Vec::new() })
+        Ok(Self { allocator, trace, streams, slots, left, addresses: None, passes: Vec::new() })
+    }
+
+    /// Replays by [`alloc_raw`](CachingAllocator::alloc_raw) and [`free_raw`](CachingAllocator::free_raw) from here on,
+    /// as a caller of the C interface does.
+    #[must_use]
+    pub fn by_address(mut self) -> Self {
+        self.addresses = Some(vec![DevicePtr(0); self.trace.allocations]);
+        self
     }
 
     /// Replays all events once, and then frees what is still live.
@@ -104,13 +114,20 @@ impl<'a> Replay<'a> {
     pub fn pass_then(&mut self, look: impl FnOnce(&CachingAllocator)) -> Result<&Pass, Error> {
         let before = self.allocator.driver().calls();
         let start = Instant::now();
-        let result = self.run();
+        let result = if self.addresses.is_some() { self.run_by_address() } else { self.run() };
         let elapsed = start.elapsed();
         let driver = self.allocator.driver().calls().since(&before);
         look(self.allocator);
         match result {
             Ok(()) => self.left.iter().for_each(|&id| self.slots[id] = None),
             Err(_) => self.slots.iter_mut().for_each(|slot| *slot = None),
+        }
+        if let Some(addresses) = &mut self.addresses {
+            let left: &mut dyn Iterator<Item = usize> =
+                if result.is_ok() { &mut self.left.iter().copied() } else { &mut (0..addresses.len()) };
+            for id in left {
+                self.allocator.free_raw(std::mem::replace(&mut addresses[id], DevicePtr(0)))?; // null is nothing
+            }
         }
         result?;
         self.passes.push(Pass { driver, elapsed });
@@ -130,6 +147,24 @@ impl<'a> Replay<'a> {
                     next += 1;
                 }
                 Event::Free { id } => self.slots[id as usize] = None,
+            }
+        }
+        Ok(())
+    }
+
+    fn run_by_address(&mut self) -> Result<(), Error> {
+        let addresses = self.addresses.get_or_insert_default();
+        let mut next = 0;
+        for event in &self.trace.events {
+            match *event {
+                Event::Alloc { bytes, stream } => {
+                    addresses[next] = self.allocator.alloc_raw(bytes, &self.streams[stream as usize])?;
+                    next += 1;
+                }
+                Event::Free { id } => {
+                    let ptr = std::mem::replace(&mut addresses[id as usize], DevicePtr(0));
+                    self.allocator.free_raw(ptr)?;
+                }
             }
         }
         Ok(())

@@ -186,3 +186,34 @@ fn what_is_wrong_is_said() {
         assert!(output.stdout.is_empty(), "{args:?}: {}", text(&output.stdout));
     }
 }
+
+#[test]
+fn view_writes_a_page() {
+    let folder = folder("view_writes_a_page");
+    let page = folder.join("page.html").display().to_string();
+    let snapshot = file("tests/data/snapshots/mlp.pickle.gz");
+    let trace = file("benches/traces/gnn.csv.gz");
+    let view = |args: &[&str]| {
+        let _ = std::fs::remove_file(&page);
+        let output = vramalloc(&[&["view", "-o", &page], args].concat());
+        (output.status.code(), text(&output.stderr).to_owned(), std::fs::read_to_string(&page).ok())
+    };
+    for args in [&[snapshot.as_str()][..], &[&trace, "--segments", "expandable"]] {
+        let (code, said, page) = view(args);
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{args:?}");
+        let page = page.unwrap();
+        assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"), "{args:?}");
+    }
+    // A run that fails is shown up to there, and the failure told.
+    let (code, said, shown) = view(&[&trace, "--capacity", "2GiB"]);
+    assert!(code == Some(0) && shown.is_some());
+    assert!(said.starts_with("vramalloc: gnn: out of memory") && said.ends_with("up to there.\n"), "{said}");
+
+    let (code, said, shown) = view(&[&snapshot, "--segments", "fixed"]);
+    assert!(code == Some(2) && shown.is_none());
+    assert!(said.contains("are for traces") && said.contains("vramalloc replay --snapshot"), "{said}");
+    let (code, said, shown) = view(&[&file("README.md")]);
+    assert!(code == Some(2) && shown.is_none() && said.contains("README.md"), "{said}");
+    let output = vramalloc(&["view", &snapshot, "-o", &folder.display().to_string()]);
+    assert_eq!(output.status.code(), Some(1), "a folder is no file");
+}

@@ -24,6 +24,8 @@ pub(crate) use export::{Frames, device_trace, segments, settings};
 pub use read::{FILE_MAX_BYTES, SnapshotError};
 
 pub use timeline::{Usage, UsageOverTime};
+#[cfg(feature = "replay")]
+pub(crate) use timeline::{block_bytes, held_bytes};
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! How much was in use at each event.
 
-use super::{Action, Snapshot, TraceEntry};
+use super::{Action, Block, Snapshot, TraceEntry};
 use crate::BlockState;
 use crate::size::MIN_BLOCK_BYTES;
 
@@ -37,12 +37,18 @@ pub struct UsageOverTime<'a> {
 }
 
 /// The bytes of an entry's block. A file that does not have them (PyTorch's) leaves the request, rounded.
-fn block_bytes(entry: &TraceEntry) -> u64 {
+pub(crate) fn block_bytes(entry: &TraceEntry) -> u64 {
     if entry.block_size > 0 { entry.block_size } else { rounded(entry.size) }
 }
 
+/// The bytes of blocks that are in use, on the same terms as [those of the entries](block_bytes) beside them.
+pub(crate) fn held_bytes(entries: &[TraceEntry]) -> impl Fn(&Block) -> u64 + use<> {
+    let is_exact = entries.is_empty() || entries.iter().any(|entry| entry.block_size > 0);
+    move |block| if is_exact { block.size } else { rounded(block.requested_size) }
+}
+
 fn rounded(bytes: u64) -> u64 {
-    bytes.max(1).next_multiple_of(MIN_BLOCK_BYTES)
+    bytes.max(1).checked_next_multiple_of(MIN_BLOCK_BYTES).unwrap_or(u64::MAX)
 }
 
 fn changes(entry: &TraceEntry) -> [i128; 3] {
@@ -88,13 +94,12 @@ impl Snapshot {
     #[must_use]
     pub fn usage_over_time(&self, device: usize) -> UsageOverTime<'_> {
         let entries = self.device_traces.get(device).map(Vec::as_slice).unwrap_or_default();
-        let has_block_bytes = entries.iter().any(|entry| entry.block_size > 0);
+        let held_bytes = held_bytes(entries);
         let mut now = [0i128; 3];
         for segment in self.segments.iter().filter(|segment| segment.device as usize == device) {
             now[2] += i128::from(segment.total_size);
             for block in segment.blocks.iter().filter(|block| block.state != BlockState::Free) {
-                let exact = has_block_bytes || entries.is_empty();
-                let bytes = i128::from(if exact { block.size } else { rounded(block.requested_size) });
+                let bytes = i128::from(held_bytes(block));
                 now[0] += if block.state == BlockState::Live { bytes } else { 0 };
                 now[1] += bytes;
             }

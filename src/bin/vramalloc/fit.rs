@@ -1,6 +1,7 @@
 //! `vramalloc fit`.
 
-use crate::replay::{parse_capacity, print};
+use crate::replay::print;
+use crate::setup::parse_capacity;
 use crate::{Failure, input, input::Input};
 use clap::{Args as ClapArgs, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};

@@ -15,23 +15,42 @@ pub(crate) struct Input {
     pub(crate) recorded: Option<Usage>,
 }
 
-/// The runs in a file: one of a trace, one a device of a snapshot.
-pub(crate) fn read(path: &Path) -> Result<Vec<Input>, Failure> {
+/// What a file holds.
+pub(crate) enum Kind {
+    Trace(Trace),
+    Snapshot(Snapshot),
+}
+
+/// Reads a file of either kind.
+pub(crate) fn open(path: &Path) -> Result<Kind, Failure> {
     let usage = |error: &dyn std::error::Error| Failure::Usage(error.to_string());
     let start =
         start_of(path).map_err(|error| Failure::Usage(format!("{}: cannot be read: {error}", path.display())))?;
-    if !Snapshot::is_likely(&start) {
-        let trace = Trace::read(path).map_err(|error| usage(&error))?;
-        return Ok(vec![Input { trace, recorded: None }]);
+    if Snapshot::is_likely(&start) {
+        Snapshot::read(path).map(Kind::Snapshot).map_err(|error| usage(&error))
+    } else {
+        Trace::read(path).map(Kind::Trace).map_err(|error| usage(&error))
     }
-    let snapshot = Snapshot::read(path).map_err(|error| usage(&error))?;
+}
+
+/// A file's name without what says its format.
+pub(crate) fn name_of(path: &Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let name =
-        [".gz", ".pickle", ".json"].iter().fold(name.as_str(), |name, end| name.strip_suffix(end).unwrap_or(name));
+    let ends = [".gz", ".pickle", ".json", ".csv"];
+    ends.iter().fold(name.as_str(), |name, end| name.strip_suffix(end).unwrap_or(name)).to_owned()
+}
+
+/// The runs in a file: one of a trace, one a device of a snapshot.
+pub(crate) fn read(path: &Path) -> Result<Vec<Input>, Failure> {
+    let snapshot = match open(path)? {
+        Kind::Trace(trace) => return Ok(vec![Input { trace, recorded: None }]),
+        Kind::Snapshot(snapshot) => snapshot,
+    };
+    let name = name_of(path);
     let devices = 0..snapshot.device_traces.len();
     let runs: Vec<Input> = devices
         .filter_map(|device| {
-            let name = if snapshot.device_traces.len() > 1 { format!("{name}:{device}") } else { name.to_owned() };
+            let name = if snapshot.device_traces.len() > 1 { format!("{name}:{device}") } else { name.clone() };
             let trace = snapshot.to_trace(device, &name)?;
             Some(Input { trace, recorded: Some(snapshot.peak_usage(device)) })
         })

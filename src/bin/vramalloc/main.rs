@@ -1,9 +1,11 @@
-//! The command line program: replays recorded runs, and tells whether they would fit.
+//! The command line program: replays recorded runs, tells whether they would fit, and shows them.
 
 mod convert;
 mod fit;
 mod input;
 mod replay;
+mod setup;
+mod view;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -30,6 +32,10 @@ enum Command {
     ///
     /// Exit status: 0; 1 if the output cannot be written; 2 if the input or an option is wrong.
     Convert(convert::Args),
+    /// Writes one HTML page that shows what memory did, for any browser and without a network.
+    ///
+    /// Exit status: 0; 1 if the page cannot be written or the device failed; 2 if the input or an option is wrong.
+    View(view::Args),
 }
 
 /// How the program ends when it does not end well.
@@ -45,6 +51,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::View(args) => view::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

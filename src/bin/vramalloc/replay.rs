@@ -1,5 +1,6 @@
 //! `vramalloc replay`.
 
+use crate::setup::{Opened, Setup, failed};
 use crate::{Failure, input};
 use clap::{Args as ClapArgs, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
@@ -7,12 +8,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use vramalloc::driver::sim::SimDriver;
-use vramalloc::driver::{Call, StreamHandle};
+use vramalloc::driver::Call;
 use vramalloc::replay::{Replay, Report};
 use vramalloc::size::human_bytes;
 use vramalloc::trace::Trace;
-use vramalloc::{CachingAllocator, Config, DeviceChoice, Error, HistoryOptions, Limit, OpenDevice, Segments};
+use vramalloc::{CachingAllocator, Config, DeviceChoice, Error};
 
 #[derive(ClapArgs)]
 pub(crate) struct Args {
@@ -20,25 +20,21 @@ pub(crate) struct Args {
     /// JSON); gzipped or not.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The kind of segments; wins over --config.
-    #[arg(long, value_enum)]
-    segments: Option<SegmentsArg>,
-    /// Bytes of the device, or with a unit (24GiB): the simulated device's memory, the allocator's limit on a GPU.
-    #[arg(long, value_name = "BYTES", value_parser = parse_capacity)]
-    capacity: Option<u64>,
+    #[command(flatten)]
+    setup: Setup,
     /// How often each trace is replayed in the same allocator [default: 2; 1 with --snapshot].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     passes: Option<u32>,
     /// auto (a GPU if there is one), cuda:N or sim.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// The allocator's configuration, as in VRAMALLOC_CONF, which it replaces: key:value,key:value.
-    #[arg(long, value_name = "STRING")]
-    config: Option<String>,
     /// Writes a memory snapshot in PyTorch's schema, with all events, as it is at the end of the trace (or where it ran
     /// out of memory): a pickle, or JSON if the name ends in .json. One trace only.
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
+    /// By bare addresses, as a caller of the C interface does, instead of handles.
+    #[arg(long)]
+    by_address: bool,
     /// Writes the statistics at the same moment, under the keys of torch.cuda.memory_stats(), as JSON. One trace only.
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -47,23 +43,10 @@ pub(crate) struct Args {
     format: Format,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum SegmentsArg {
-    Fixed,
-    Expandable,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
     Table,
     Json,
-}
-
-pub(crate) fn parse_capacity(text: &str) -> Result<u64, String> {
-    match vramalloc::config::parse_bytes(text) {
-        Some(0) | None => Err("expected bytes, or a number with a unit such as 24GiB".to_owned()),
-        Some(bytes) => Ok(bytes),
-    }
 }
 
 /// One line of `--format json`.
@@ -147,7 +130,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let config = config(args)?;
+    let config = args.setup.config()?;
     if args.is_of_one_run() && args.files.len() > 1 {
         return Err(Failure::Usage("--snapshot and --stats take one trace at a time".to_owned()));
     }
@@ -182,19 +165,6 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-fn config(args: &Args) -> Result<Config, Failure> {
-    let config = match &args.config {
-        Some(text) => text.parse(),
-        None => Config::from_env(),
-    };
-    let config = config.map_err(|error| Failure::Usage(error.to_string()))?;
-    Ok(match args.segments {
-        Some(SegmentsArg::Fixed) => config.segments(Segments::Fixed),
-        Some(SegmentsArg::Expandable) => config.segments(Segments::Expandable),
-        None => config,
-    })
-}
-
 fn progress(length: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -206,34 +176,13 @@ fn progress(length: u64) -> ProgressBar {
 
 /// Replays one trace in an allocator of its own.
 fn replay(args: &Args, config: &Config, trace: &Trace, progress: &ProgressBar) -> Result<Outcome, Failure> {
-    let failed = |error: Error| Failure::Run(format!("{}: {error}", trace.name));
-    // No trace reads or writes memory, so none has to be behind the addresses.
-    let mut sim = SimDriver::builder().backing(false).log(false);
-    if let Some(bytes) = args.capacity {
-        sim = sim.capacity(bytes);
-    }
-    let device = OpenDevice::open(args.device, sim).map_err(|error| Failure::Run(error.to_string()))?;
-    let mut config = config.clone();
-    if let (Some(bytes), false) = (args.capacity, matches!(device, OpenDevice::Sim(_))) {
-        config = config.limit(Limit::Bytes(bytes));
-    }
-    let allocator = CachingAllocator::new(device.driver(), config).map_err(|error| match error {
-        Error::InvalidConfig(_) | Error::NoVirtualMemory { .. } => Failure::Usage(error.to_string()),
-        error => failed(error),
-    })?;
-    let streams = trace
-        .streams
-        .iter()
-        .map(|number| if *number == 0 { Ok(StreamHandle::DEFAULT) } else { device.create_stream() })
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| Failure::Run(error.to_string()))?;
-    if args.snapshot.is_some() {
-        let events = trace.events.len().saturating_mul(args.passes() as usize);
-        // And room for what the driver is asked for.
-        let options = HistoryOptions::default().events(events.saturating_mul(2).max(1 << 16));
-        allocator.record_history(Some(options)).map_err(failed)?;
-    }
+    let passes_kept = if args.snapshot.is_some() { args.passes() } else { 0 };
+    let Opened { allocator, streams } = args.setup.open(args.device, config.clone(), trace, passes_kept)?;
+    let failed = |error: Error| failed(trace, &error);
     let mut replay = Replay::new(&allocator, trace, &streams).map_err(failed)?;
+    if args.by_address {
+        replay = replay.by_address();
+    }
     for pass in 1..=args.passes() {
         let mut written = Ok(());
         let result = replay.pass_then(|allocator| {
