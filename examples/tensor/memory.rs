@@ -30,8 +30,8 @@ impl DType {
 pub trait Alloc {
     fn name(&self) -> &'static str;
     fn alloc(&self, bytes: u64) -> Result<Held>;
-    /// The caching allocator behind it, if there is one.
-    fn caching(&self) -> Option<&CachingAllocator> {
+    /// The caching allocator and its stream, if it is that.
+    fn cached(&self) -> Option<&Cached> {
         None
     }
 }
@@ -94,8 +94,8 @@ impl Alloc for Cached {
         Ok(Held::Cached(self.allocator.alloc(bytes, &self.stream)?))
     }
 
-    fn caching(&self) -> Option<&CachingAllocator> {
-        Some(&self.allocator)
+    fn cached(&self) -> Option<&Cached> {
+        Some(self)
     }
 }
 
@@ -301,7 +301,7 @@ impl Machine {
     /// # Panics
     /// If memory comes from elsewhere.
     pub fn allocator(&self) -> &CachingAllocator {
-        self.alloc.caching().expect("memory of the caching allocator")
+        &self.alloc.cached().expect("memory of the caching allocator").allocator
     }
 
     /// What is allocated in `body` counts as of that kind.
