@@ -2,9 +2,12 @@
 # Everything that needs a GPU, from binaries built elsewhere, so that the GPU machine needs no Rust: on the building
 # machine `scripts/gpu-run.sh build FOLDER` (`build-c FOLDER`: only what sweep, bench and soak need), on the GPU machine
 # `FOLDER/gpu-run.sh run [PART...]` from the repository's root. Parts: tests example table replay kernels cudarc sanitize
-# (default: these; `cudarc` needs cuBLAS, cuRAND and NVRTC), and sweep bench soak, which run PyTorch and CuPy on the
-# library, and C programs. What those three say in short comes last.
+# (default: these; `cudarc` needs cuBLAS, cuRAND and NVRTC), workloads (the examples that compute; as `cudarc`, and
+# data_parallel NCCL), and sweep bench soak, which run PyTorch and CuPy on the library, and C programs. What those four
+# say in short comes last.
 set -euo pipefail
+
+WORKLOADS=(train kv_cache checkpointing find_batch_size out_of_memory mixed_precision resnet data_parallel pipeline)
 
 build_c() {
   local folder=$1 name
@@ -23,19 +26,34 @@ build_c() {
 build() {
   local folder=$1
   mkdir -p "$folder"
-  cargo build --release --bin vramalloc --example train_mlp
+  cargo build --release --bin vramalloc --example train_mlp "${WORKLOADS[@]/#/--example=}"
   local release=${CARGO_TARGET_DIR:-target}/release
-  cp "$release/vramalloc" "$release/examples/train_mlp" "$folder"
-  cargo test --release --no-run --test gpu --test cuda_driver --test gpu_cudarc --message-format json > "$folder/build.json"
+  cp "$release/vramalloc" "$release/examples/train_mlp" "${WORKLOADS[@]/#/$release/examples/}" "$folder"
+  cargo test --release --no-run --test gpu --test cuda_driver --test gpu_cudarc --test tensor_gradients --message-format json > "$folder/build.json"
   cargo bench --no-run --bench table --message-format json >> "$folder/build.json"
-  for name in gpu cuda_driver gpu_cudarc table; do
+  for name in gpu cuda_driver gpu_cudarc tensor_gradients table; do
     cp "$(grep -o "\"executable\":\"[^\"]*/$name-[^\"]*\"" "$folder/build.json" | tail -n 1 | cut -d'"' -f4)" "$folder/$name"
   done
   rm "$folder/build.json"
   build_c "$folder"
-  strip "$folder"/{vramalloc,train_mlp,gpu,cuda_driver,gpu_cudarc,table}
+  (cd "$folder" && strip vramalloc train_mlp gpu cuda_driver gpu_cudarc tensor_gradients table "${WORKLOADS[@]}")
   cp "${BASH_SOURCE[0]}" "$folder/gpu-run.sh"
   du -sh "$folder"
+}
+
+# The tensor library's gradients, then each workload; what they say goes to $OUT, too, and one line of each to the summary.
+workloads_part() {
+  local words=$1 here=$2 logs=${OUT:-$(mktemp -d)} result=0 name begin state
+  "$here/tensor_gradients" --test-threads 1 || result=1
+  printf '%-18s%8s%10s\n' workload seconds result > "$words/workloads"
+  for name in "${WORKLOADS[@]}"; do
+    printf '\n-- %s\n' "$name"
+    begin=$(date +%s.%N) state=ok
+    "$here/$name" --device cuda:0 > "$logs/$name.txt" 2>&1 || { state=failed result=1; }
+    tail -n 40 "$logs/$name.txt"
+    printf '%-18s%8.1f%10s\n' "$name" "$(echo "$(date +%s.%N) $begin" | awk '{ print $1 - $2 }')" $state >> "$words/workloads"
+  done
+  return $result
 }
 
 # A Python script on the library; all of what it says goes to $OUT (or a folder of its own), the table to the summary.
@@ -73,6 +91,7 @@ run() {
         VRAMALLOC_TRACE_EVENTS=3000 compute-sanitizer --error-exitcode 9 "$here/gpu" --test-threads 1 --nocapture \
           --skip blocks_keep_their_contents_under_churn
         ;;
+      workloads) workloads_part "$words" "$here" ;;
       sweep) python_part sweep "$words" "$here" ;;
       bench) python_part bench "$words" "$here" --json "${OUT:-$words}/bench.json" ;;
       soak)
@@ -95,5 +114,5 @@ case ${1:-} in
   build) build "${2:?a folder}" ;;
   build-c) build_c "${2:?a folder}" ;;
   run) shift; run "$@" ;;
-  *) sed -n '2,6p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,7p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac

@@ -19,7 +19,7 @@ use vramalloc::size::human_bytes;
 
 fn main() -> ExitCode {
     let numbers = [
-        ("steps", "training steps [simulated: 30, GPU: 100]"),
+        ("steps", "training steps [simulated: 60, GPU: 100]"),
         ("width", "numbers for each position [32, 512]"),
         ("length", "characters in a sequence [32, 128]"),
         ("batch", "sequences [8, 32]"),
@@ -44,7 +44,7 @@ fn run(options: &Options) -> Result<()> {
     let text = Text::load();
     let (length, width, layers) = (pick("length", 32, 128), pick("width", 32, 512), pick("layers", 2, 6));
     let shape = GptShape { words: text.words(), length, width, heads: (width / 64).max(2), layers };
-    let (steps, batch) = (pick("steps", 30, 100), pick("batch", 8, 32));
+    let (steps, batch) = (pick("steps", 60, 100), pick("batch", 8, 32));
     println!("model       {layers} layers of width {width}, {batch} sequences of {length}, {steps} steps\n");
     let kinds = [DType::F32, DType::F16, DType::BF16];
     let outcomes: Vec<Outcome> =

@@ -27,7 +27,7 @@ fn run(options: &Options) -> Result<()> {
     println!("limit       {}", human_bytes(limit));
     fragmented(&device, limit)?;
     too_low_a_limit(&device, limit)?;
-    too_large_a_batch(&device, limit)?;
+    too_large_a_batch(&device, limit / 8)?;
     device.assert_clean();
     Ok(())
 }

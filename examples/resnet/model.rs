@@ -136,7 +136,7 @@ impl ResNet {
             };
             tape.batch_norm(&tape.convolution(x, weight, window)?, gain, bias)
         };
-        let mut x = tape.relu(&convolution(&tape.leaf(images), STEM)?)?;
+        let mut x = tape.relu(&convolution(&tape.constant(images), STEM)?)?;
         x = tape.max_pool(&x, POOL)?;
         for Block { stride, has_shortcut, .. } in Block::all() {
             let inner = tape.relu(&convolution(&x, window(1, 1))?)?;

@@ -76,6 +76,10 @@ pub trait Backend {
     fn download(&self, x: &Tensor) -> Result<Vec<u8>>;
     /// Copies `bytes` from one tensor into another; offsets in bytes.
     fn copy(&self, out: &Tensor, out_offset: u64, x: &Tensor, x_offset: u64, bytes: u64) -> Result<()>;
+    /// Whether work is done when it is asked for, not queued.
+    fn is_immediate(&self) -> bool {
+        false
+    }
     /// Waits for all earlier work.
     fn wait(&self) -> Result<()>;
 }

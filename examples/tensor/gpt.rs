@@ -16,7 +16,7 @@ pub struct GptShape {
 }
 
 /// Parameters of a layer: two norms (2 each), query, key, value, output, two of the perceptron (2 each).
-const OF_LAYER: usize = 16;
+pub const OF_LAYER: usize = 16;
 
 /// The model. Parameters lie in single precision; [`forward`](Self::forward) computes in the storage it is given.
 pub struct Gpt {
@@ -27,39 +27,32 @@ pub struct Gpt {
 
 impl Gpt {
     pub fn new(machine: &Machine, shape: GptShape, seed: u64) -> Result<Self> {
+        let initial = Self::initial(shape, seed);
+        let params = initial.iter().map(|(values, shape)| Param::new(machine, values, shape));
+        Ok(Self { shape, params: params.collect::<Result<_>>()? })
+    }
+
+    /// What the parameters begin with, and their shapes.
+    pub fn initial(shape: GptShape, seed: u64) -> Vec<(Vec<f32>, Vec<usize>)> {
         let GptShape { words, length, width, layers, .. } = shape;
         let mut random = Random(seed);
-        let mut params = Vec::new();
-        let mut table = |params: &mut Vec<Param>, rows: usize, cols: usize, deviation: f32| -> Result<()> {
-            params.push(Param::normal(machine, &mut random, &[rows, cols], deviation)?);
-            Ok(())
-        };
-        let vector = |params: &mut Vec<Param>, len: usize, value: f32| -> Result<()> {
-            params.push(Param::full(machine, len, value)?);
-            Ok(())
-        };
+        let mut table =
+            |rows: usize, cols: usize, deviation: f32| (random.normals(rows * cols, deviation), vec![rows, cols]);
+        let vector = |len: usize, value: f32| (vec![value; len], vec![len]);
         let deviation = 1.0 / (width as f32).sqrt();
         let small = deviation / (2.0 * layers as f32).sqrt(); // what is added to the stream
-        table(&mut params, words, width, 0.1)?;
-        table(&mut params, length, width, 0.1)?;
+        let mut params = vec![table(words, width, 0.1), table(length, width, 0.1)];
         for _ in 0..layers {
-            vector(&mut params, width, 1.0)?;
-            vector(&mut params, width, 0.0)?;
+            params.extend([vector(width, 1.0), vector(width, 0.0)]);
             for deviation in [deviation, deviation, deviation, small] {
-                table(&mut params, width, width, deviation)?;
-                vector(&mut params, width, 0.0)?;
+                params.extend([table(width, width, deviation), vector(width, 0.0)]);
             }
-            vector(&mut params, width, 1.0)?;
-            vector(&mut params, width, 0.0)?;
-            table(&mut params, width, 4 * width, deviation)?;
-            vector(&mut params, 4 * width, 0.0)?;
-            table(&mut params, 4 * width, width, small / 2.0)?;
-            vector(&mut params, width, 0.0)?;
+            params.extend([vector(width, 1.0), vector(width, 0.0)]);
+            params.extend([table(width, 4 * width, deviation), vector(4 * width, 0.0)]);
+            params.extend([table(4 * width, width, small / 2.0), vector(width, 0.0)]);
         }
-        vector(&mut params, width, 1.0)?;
-        vector(&mut params, width, 0.0)?;
-        table(&mut params, width, words, deviation)?;
-        Ok(Self { shape, params })
+        params.extend([vector(width, 1.0), vector(width, 0.0), table(width, words, deviation)]);
+        params
     }
 
     /// How many numbers there are to learn.
@@ -76,16 +69,10 @@ impl Gpt {
     /// are a checkpoint; 0: none. `factor` multiplies the gradients.
     pub fn loss(&self, tape: &Tape, leaves: &[Var], (ids, targets): (&Tensor, &Tensor), how: How) -> Result<Var> {
         let GptShape { length, layers, .. } = self.shape;
-        let machine = &tape.machine;
-        let cast: Vec<Var> = machine.counted_as(Kind::Parameters, || {
+        let cast: Vec<Var> = tape.machine.counted_as(Kind::Parameters, || {
             leaves.iter().map(|leaf| tape.cast(leaf, how.storage)).collect::<Result<_>>()
         })?;
-        let batch = ids.len() / length;
-        let positions: Vec<u32> = (0..batch).flat_map(|_| 0..length as u32).collect();
-        let positions = machine.ids(&positions)?;
-        let words = tape.embedding(&cast[0], ids)?;
-        let mut x = tape.add(&words, &tape.embedding(&cast[1], &positions)?)?;
-        drop(words);
+        let mut x = embed(tape, &cast[..2], ids, length)?;
         let of_layer = |layer: usize| &cast[2 + layer * OF_LAYER..][..OF_LAYER];
         let shape = self.shape;
         let step = if how.segment == 0 { 1 } else { how.segment };
@@ -105,10 +92,7 @@ impl Gpt {
                 Ok(x)
             })?;
         }
-        let tail = &cast[2 + layers * OF_LAYER..];
-        let x = tape.layer_norm(&x, &tail[0], &tail[1])?;
-        let logits = tape.matmul(&x, &tail[2], false, 1.0)?;
-        tape.cross_entropy(&logits, targets, how.factor)
+        head(tape, &cast[2 + layers * OF_LAYER..], &x, targets, how.factor)
     }
 
     /// One step of training; gives the loss at each position, still on the device.
@@ -155,6 +139,20 @@ pub struct How {
 
 impl How {
     pub const PLAIN: Self = Self { storage: DType::F32, segment: 0, factor: 1.0 };
+}
+
+/// The sum of what the token table and the position table say about each id.
+pub fn embed(tape: &Tape, tables: &[Var], ids: &Tensor, length: usize) -> Result<Var> {
+    let positions: Vec<u32> = (0..ids.len()).map(|i| (i % length) as u32).collect();
+    let positions = tape.embedding(&tables[1], &tape.machine.ids(&positions)?)?;
+    tape.add(&tape.embedding(&tables[0], ids)?, &positions)
+}
+
+/// The last norm, the logits, and the loss at each position; `factor` multiplies the gradients.
+pub fn head(tape: &Tape, params: &[Var], x: &Var, targets: &Tensor, factor: f32) -> Result<Var> {
+    let x = tape.layer_norm(x, &params[0], &params[1])?;
+    let logits = tape.matmul(&x, &params[2], false, 1.0)?;
+    tape.cross_entropy(&logits, targets, factor)
 }
 
 /// One layer: attention and perceptron, each behind a norm and added to the stream.

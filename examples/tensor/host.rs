@@ -84,6 +84,10 @@ impl Backend for Host {
         Ok(self.driver.copy(DevicePtr(out.ptr().0 + out_offset), DevicePtr(x.ptr().0 + x_offset), bytes)?)
     }
 
+    fn is_immediate(&self) -> bool {
+        true
+    }
+
     fn wait(&self) -> Result<()> {
         Ok(()) // everything was done at once
     }

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use vramalloc::driver::{DevicePtr, Driver};
-use vramalloc::{Allocation, CachingAllocator, Config, Stream, StreamHandle};
+use vramalloc::{Allocation, CachingAllocator, Config, DeviceBuffer, PinnedBuffer, Stream, StreamHandle};
 
 /// How numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub trait Alloc {
 /// Memory that is freed when dropped, by whoever it came from.
 pub enum Held {
     Cached(Allocation),
+    /// The same, typed.
+    Ids(DeviceBuffer<u32>),
     Driver(DevicePtr, Arc<dyn Driver>),
     #[cfg(feature = "cuda")]
     Ordered(DevicePtr, Arc<vramalloc::driver::cuda::CudaDriver>, StreamHandle),
@@ -48,6 +50,7 @@ impl Held {
     fn ptr(&self) -> DevicePtr {
         match self {
             Self::Cached(allocation) => allocation.ptr(),
+            Self::Ids(buffer) => buffer.ptr(),
             Self::Driver(ptr, _) => *ptr,
             #[cfg(feature = "cuda")]
             Self::Ordered(ptr, ..) => *ptr,
@@ -58,7 +61,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         let freed = match self {
-            Self::Cached(_) => return, // frees itself
+            Self::Cached(_) | Self::Ids(_) => return, // free themselves
             Self::Driver(ptr, driver) => driver.free(*ptr).map_err(|error| error.to_string()),
             #[cfg(feature = "cuda")]
             Self::Ordered(ptr, driver, stream) => {
@@ -316,11 +319,15 @@ impl Machine {
     pub fn empty(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let len: usize = shape.iter().product();
         assert!(u32::try_from(len).is_ok_and(|len| len > 0), "the kernels count in 32 bits: {shape:?}");
-        let (bytes, kind) = ((len * dtype.bytes()) as u64, self.kind.get());
-        let held = self.alloc.alloc(bytes)?;
+        let bytes = (len * dtype.bytes()) as u64;
+        Ok(self.tensor_in(self.alloc.alloc(bytes)?, shape, dtype))
+    }
+
+    fn tensor_in(&self, held: Held, shape: &[usize], dtype: DType) -> Tensor {
+        let (bytes, kind) = ((shape.iter().product::<usize>() * dtype.bytes()) as u64, self.kind.get());
         self.meter.change(kind, |now| now + bytes);
         let memory = Memory { held, bytes, kind, meter: Rc::clone(&self.meter) };
-        Ok(Tensor { memory: Rc::new(memory), offset: 0, shape: shape.into(), dtype })
+        Tensor { memory: Rc::new(memory), offset: 0, shape: shape.into(), dtype }
     }
 
     /// Numbers from the host, stored as `dtype`.
@@ -337,6 +344,17 @@ impl Machine {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
         self.backend.upload(&bytes, &out)?;
         Ok(out)
+    }
+
+    /// Whole numbers from page-locked memory, which is copied while the host goes on.
+    pub fn pinned_ids(&self, values: &PinnedBuffer<u32>) -> Result<Tensor> {
+        let Cached { allocator, stream } = self.alloc.cached().ok_or("memory of the caching allocator")?;
+        let mut buffer = allocator.alloc_uninit(values.len(), stream)?;
+        buffer.copy_from_pinned(values)?;
+        if self.backend.is_immediate() {
+            allocator.driver().synchronize()?; // what follows is not queued behind the copy, but done
+        }
+        Ok(self.tensor_in(Held::Ids(buffer), &[values.len()], DType::U32))
     }
 
     /// The numbers, on the host. Waits for them.

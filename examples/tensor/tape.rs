@@ -13,6 +13,9 @@ pub struct Var {
     id: usize,
 }
 
+/// The number of all constants.
+const CONSTANT: usize = usize::MAX;
+
 /// What is known of the gradients so far, by variable.
 pub struct Grads(Vec<Option<Tensor>>);
 
@@ -23,6 +26,9 @@ impl Grads {
     }
 
     fn add(&mut self, machine: &Machine, id: usize, grad: Tensor) -> Result<()> {
+        if id == CONSTANT {
+            return Ok(());
+        }
         match &self.0[id] {
             // Not in place: the same memory may be another variable's gradient as well.
             Some(sum) => self.0[id] = Some(machine.add(sum, &grad)?),
@@ -49,6 +55,11 @@ impl Tape {
     /// A value that was not computed here.
     pub fn leaf(&self, value: &Tensor) -> Var {
         self.push(value.clone(), None)
+    }
+
+    /// A value whose gradient nobody wants.
+    pub fn constant(&self, value: &Tensor) -> Var {
+        Var { value: value.clone(), id: CONSTANT }
     }
 
     fn push(&self, value: Tensor, backward: Option<Backward>) -> Var {
@@ -236,6 +247,9 @@ impl Tape {
         Ok(self.node(value, move |machine, dy| {
             let dy = dy.reshape(&[dy.rows(), dy.cols()]);
             let dweight = machine.matmul(&columns(machine, &x.value)?, &dy, (true, false), 1.0)?;
+            if x.id == CONSTANT {
+                return Ok(vec![(weight.id, dweight)]);
+            }
             let back = || machine.matmul(&dy, &weight.value, (false, true), 1.0);
             let dx = if is_plain {
                 back()?.reshape(&image)
