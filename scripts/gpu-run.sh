@@ -7,6 +7,8 @@
 # say in short comes last.
 set -euo pipefail
 
+# Lines of the workloads that belong into a summary.
+WORDS='^(memory |cuMem|vramalloc |ratio |largest |loss scale|compared |rank |stage |.* ms a step;|activations )'
 WORKLOADS=(train kv_cache checkpointing find_batch_size out_of_memory mixed_precision resnet data_parallel pipeline)
 
 build_c() {
@@ -51,6 +53,7 @@ workloads_part() {
     begin=$(date +%s.%N) state=ok
     "$here/$name" --device cuda:0 > "$logs/$name.txt" 2>&1 || { state=failed result=1; }
     tail -n 40 "$logs/$name.txt"
+    grep -E "$WORDS" "$logs/$name.txt" | sed "s/^/    /" > "$words/workloads-$name" || true
     printf '%-18s%8.1f%10s\n' "$name" "$(echo "$(date +%s.%N) $begin" | awk '{ print $1 - $2 }')" $state >> "$words/workloads"
   done
   return $result

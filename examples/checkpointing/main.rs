@@ -19,7 +19,7 @@ use vramalloc::size::human_bytes;
 fn main() -> ExitCode {
     let numbers = [
         ("layers", "the deepest model, doubled from 4 on [simulated: 64, GPU: 64]"),
-        ("width", "numbers for each position [16, 512]"),
+        ("width", "numbers for each position [16, 256]"),
         ("length", "characters in a sequence [16, 128]"),
         ("batch", "sequences [2, 16]"),
         ("plot", "1: draw docs/examples/checkpointing.svg"),
@@ -41,10 +41,10 @@ fn run(options: &Options) -> Result<()> {
     let is_sim = device.is_simulated();
     let pick = |name: &str, sim: usize, gpu: usize| options.size(name, if is_sim { sim } else { gpu });
     let text = Text::load();
-    let (width, length, batch) = (pick("width", 16, 512), pick("length", 16, 128), pick("batch", 2, 16));
+    let (width, length, batch) = (pick("width", 16, 256), pick("length", 16, 128), pick("batch", 2, 16));
     println!("model       layers of width {width}, {batch} sequences of {length}\n");
     println!(
-        "{:>7}{:>10}{:>16}{:>16}{:>8}{:>22}",
+        "{:>7}{:>10}{:>16}{:>16}{:>8}{:>26}",
         "layers", "segment", "plain peak", "checkpointed", "ratio", "peak allocated, both"
     );
     let mut rows = Vec::new();
@@ -56,7 +56,7 @@ fn run(options: &Options) -> Result<()> {
         let (checkpointed, allocated, again) = measure(&device, shape, &text, batch, segment)?;
         same(&gradients, &again, is_sim);
         println!(
-            "{layers:>7}{segment:>10}{:>16}{:>16}{:>8.2}{:>22}",
+            "{layers:>7}{segment:>10}{:>16}{:>16}{:>8.2}{:>26}",
             human_bytes(plain),
             human_bytes(checkpointed),
             plain as f64 / checkpointed as f64,

@@ -70,7 +70,7 @@ pub struct Product<'a> {
 pub trait Backend {
     fn run(&self, call: &Call<'_>) -> Result<()>;
     fn multiply(&self, product: &Product<'_>) -> Result<()>;
-    /// Copies to the device; `bytes` can be reused at once.
+    /// Copies to the device; `bytes` are not in page-locked memory, and can be reused at once.
     fn upload(&self, bytes: &[u8], out: &Tensor) -> Result<()>;
     /// Waits for all earlier work and copies from the device.
     fn download(&self, x: &Tensor) -> Result<Vec<u8>>;

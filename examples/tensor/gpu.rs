@@ -176,10 +176,9 @@ impl Backend for Cuda {
 
     fn upload(&self, bytes: &[u8], out: &Tensor) -> Result<()> {
         assert_eq!(bytes.len() as u64, out.bytes(), "bytes of an upload");
-        // SAFETY: the tensor's memory, so long. The bytes are pageable, so the call has read them when it returns.
+        // SAFETY: the tensor's memory, so long. Memory that is not page-locked has been read when the call returns.
         unsafe { self.driver.memcpy_htod_async(out.ptr(), bytes.as_ptr(), out.bytes(), self.stream()) }?;
-        // What was page-locked would still be read.
-        self.wait()
+        Ok(())
     }
 
     fn download(&self, x: &Tensor) -> Result<Vec<u8>> {
