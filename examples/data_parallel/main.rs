@@ -142,7 +142,7 @@ fn rank(choice: DeviceChoice, place: &Place, listener: Option<TcpListener>, plan
         begin.elapsed().as_secs_f64() * 1e3 / plan.steps as f64,
         human_bytes(allocator.max_memory_allocated()),
         human_bytes(allocator.max_memory_reserved()),
-        human_bytes(allocator.host_memory_stats().reserved_bytes.peak as u64),
+        human_bytes(allocator.host_memory_stats().reserved_bytes.peak),
         allocator.host_memory_stats().num_host_alloc
     );
     device.assert_clean();
