@@ -30,6 +30,9 @@ fn main() -> ExitCode {
     tensor::main_of("train", &numbers, run)
 }
 
+/// By how much two measurements of the same may differ, as a part.
+const NOISE: f64 = 0.02;
+
 /// What is trained, and how long.
 struct Plan {
     shape: GptShape,
@@ -234,6 +237,6 @@ fn print(device: &Device, entrants: &[Entrant]) -> Result<()> {
     }
     let ratio = |index: usize| step(&entrants[index]) / step(&entrants[0]);
     assert!(ratio(1) >= 1.3, "1.3 times the steps of cuMemAlloc: {}", ratio(1));
-    assert!(entrants.len() < 3 || ratio(2) >= 1.0, "not slower than cuMemAllocAsync: {}", ratio(2));
+    assert!(entrants.len() < 3 || ratio(2) >= 1.0 - NOISE, "not slower than cuMemAllocAsync: {}", ratio(2));
     Ok(())
 }
