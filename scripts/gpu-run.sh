@@ -43,9 +43,21 @@ build() {
   du -sh "$folder"
 }
 
+# cudarc looks for libnccl.so; packages often bring libnccl.so.2 alone: gives it that name in a folder of its own.
+link_nccl() {
+  local library
+  library=$({ IFS=:; find ${LD_LIBRARY_PATH:-} /usr/lib/x86_64-linux-gnu /usr/local/cuda/lib64 -name 'libnccl.so.2' 2> /dev/null
+    python3 -c 'import nvidia.nccl; print(nvidia.nccl.__path__[0] + "/lib/libnccl.so.2")' 2> /dev/null; } | head -n 1) || true
+  [ -n "$library" ] || { echo "there is no libnccl.so.2"; return 0; }
+  mkdir -p "$1/libraries"
+  ln -sf "$library" "$1/libraries/libnccl.so"
+  export LD_LIBRARY_PATH="$1/libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+}
+
 # The tensor library's gradients, then each workload; what they say goes to $OUT, too, and one line of each to the summary.
 workloads_part() {
   local words=$1 here=$2 logs=${OUT:-$(mktemp -d)} result=0 name begin state
+  link_nccl "$words"
   "$here/tensor_gradients" --test-threads 1 || result=1
   printf '%-18s%8s%10s\n' workload seconds result > "$words/workloads"
   for name in "${WORKLOADS[@]}"; do
@@ -107,7 +119,7 @@ run() {
     esac || failed+=("$part")
   done
   printf '\n== in short\n'
-  rm -f "$words/bench.json"; cat "$words"/* 2> /dev/null || true
+  rm -f "$words/bench.json"; rm -rf "$words/libraries"; cat "$words"/* 2> /dev/null || true
   rm -r "$words"
   printf '\nfailed: %s\n' "${failed[*]:-nothing}"
   [ ${#failed[@]} -eq 0 ]

@@ -91,13 +91,15 @@ impl Cuda {
 /// An error if cudarc would not find a library, which would be a panic there.
 pub fn need_library(name: &str) -> Result<()> {
     let names: Vec<String> = std::iter::once(format!("lib{name}.so"))
-        .chain((2..=13).map(|version| format!("lib{name}.so.{version}")))
+        .chain((9..=13).map(|version| format!("lib{name}.so.{version}")))
         .collect();
     // SAFETY: NVIDIA's libraries are made to be loaded this way.
     if names.iter().any(|name| unsafe { Library::new(name) }.is_ok()) {
         return Ok(());
     }
-    Err(format!("there is no lib{name}.so; name its folder in LD_LIBRARY_PATH").into())
+    // NCCL is often installed by its full name alone, which cudarc does not try.
+    Err(format!("no lib{name}.so (or a link of that name to lib{name}.so.N) is in a folder of LD_LIBRARY_PATH")
+        .into())
 }
 
 fn number(value: usize) -> u32 {
