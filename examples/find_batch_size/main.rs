@@ -25,8 +25,11 @@ fn main() -> ExitCode {
     tensor::main_of("find_batch_size", &numbers, run)
 }
 
-/// How far a prediction may be off, as a part.
+/// How far a prediction may be off, as a part; where it is more than an eighth of the limit, as blocks that are not split
+/// for a small rest count for much below.
 const TOLERANCE: f64 = 0.03;
+/// How much more may be reserved than is allocated, as a part.
+const RESERVED: f64 = 0.05;
 /// What may be reserved and not used: a page of 2 MiB partly so in each of the pools for small and large requests.
 const PAGES: f64 = (4 << 20) as f64;
 
@@ -110,7 +113,8 @@ impl<'a> Search<'a> {
                 let off = predicted.map(|predicted| predicted as f64 / peak as f64 - 1.0);
                 let shown_off = off.map_or("-".to_owned(), |off| format!("{:+.2} %", off * 100.0));
                 println!("{batch:>7}{shown:>16}{:>16}{shown_off:>10}  fits", human_bytes(peak));
-                assert!(off.is_none_or(|off| off.abs() < TOLERANCE), "the peak must be as predicted");
+                let is_large = peak > limit / 8;
+                assert!(off.is_none_or(|off| !is_large || off.abs() < TOLERANCE), "the peak must be as predicted");
                 if self.peaks.last().is_none_or(|&(largest, _)| largest < batch) {
                     self.peaks.push((batch, peak));
                 }
@@ -129,7 +133,7 @@ impl<'a> Search<'a> {
         );
         if let Some(predicted) = predicted {
             assert!(
-                predicted as f64 > limit as f64 * (1.0 - TOLERANCE) - PAGES,
+                predicted as f64 > limit as f64 * (1.0 - RESERVED) - PAGES,
                 "{predicted} bytes were predicted: this batch should have fitted"
             );
         }
