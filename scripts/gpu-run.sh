@@ -2,9 +2,14 @@
 # Everything that needs a GPU, from binaries built elsewhere, so that the GPU machine needs no Rust: on the building
 # machine `scripts/gpu-run.sh build FOLDER` (`build-c FOLDER`: only what sweep, bench and soak need), on the GPU machine
 # `FOLDER/gpu-run.sh run [PART...]` from the repository's root. Parts: tests example table replay kernels cudarc sanitize
-# nvml viz (default: these; `cudarc` needs cuBLAS, cuRAND and NVRTC, `viz` PyTorch), and sweep bench soak, which run PyTorch and CuPy on the
-# library, and C programs. What those three say in short comes last.
+# nvml viz (default: these; `cudarc` needs cuBLAS, cuRAND and NVRTC, `viz` PyTorch), workloads (the examples that compute;
+# as `cudarc`, and data_parallel NCCL), and sweep bench soak, which run PyTorch and CuPy on the library, and C programs.
+# What those four say in short comes last.
 set -euo pipefail
+
+# Lines of the workloads that belong into a summary.
+WORDS='^(memory |cuMem|vramalloc |ratio |largest |loss scale|compared |rank |stage |.* ms a step;|activations )'
+WORKLOADS=(train kv_cache checkpointing find_batch_size out_of_memory mixed_precision resnet data_parallel pipeline)
 
 build_c() {
   local folder=$1 name
@@ -23,20 +28,48 @@ build_c() {
 build() {
   local folder=$1
   mkdir -p "$folder"
-  cargo build --release --bin vramalloc --example train_mlp
+  cargo build --release --bin vramalloc --example train_mlp "${WORKLOADS[@]/#/--example=}"
   local release=${CARGO_TARGET_DIR:-target}/release
-  cp "$release/vramalloc" "$release/examples/train_mlp" "$folder"
-  cargo test --release --no-run --test gpu --test cuda_driver --test gpu_cudarc --message-format json > "$folder/build.json"
+  cp "$release/vramalloc" "$release/examples/train_mlp" "${WORKLOADS[@]/#/$release/examples/}" "$folder"
+  cargo test --release --no-run --test gpu --test cuda_driver --test gpu_cudarc --test tensor_gradients --message-format json > "$folder/build.json"
   cargo test --release --no-run --features nvml --test nvml --message-format json >> "$folder/build.json"
   cargo bench --no-run --features stacks --bench table --message-format json >> "$folder/build.json"
-  for name in gpu cuda_driver gpu_cudarc nvml table; do
+  for name in gpu cuda_driver gpu_cudarc tensor_gradients nvml table; do
     cp "$(grep -o "\"executable\":\"[^\"]*/$name-[^\"]*\"" "$folder/build.json" | tail -n 1 | cut -d'"' -f4)" "$folder/$name"
   done
   rm "$folder/build.json"
   build_c "$folder"
-  strip "$folder"/{vramalloc,train_mlp,gpu,cuda_driver,gpu_cudarc,nvml,table}
+  (cd "$folder" && strip vramalloc train_mlp gpu cuda_driver gpu_cudarc tensor_gradients nvml table "${WORKLOADS[@]}")
   cp "${BASH_SOURCE[0]}" "$folder/gpu-run.sh"
   du -sh "$folder"
+}
+
+# cudarc looks for libnccl.so; packages often bring libnccl.so.2 alone: gives it that name in a folder of its own.
+link_nccl() {
+  local library
+  library=$({ IFS=:; find ${LD_LIBRARY_PATH:-} /usr/lib/x86_64-linux-gnu /usr/local/cuda/lib64 -name 'libnccl.so.2' 2> /dev/null
+    python3 -c 'import nvidia.nccl; print(nvidia.nccl.__path__[0] + "/lib/libnccl.so.2")' 2> /dev/null; } | head -n 1) || true
+  [ -n "$library" ] || { echo "there is no libnccl.so.2"; return 0; }
+  mkdir -p "$1/libraries"
+  ln -sf "$library" "$1/libraries/libnccl.so"
+  export LD_LIBRARY_PATH="$1/libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+}
+
+# The tensor library's gradients, then each workload; what they say goes to $OUT, too, and one line of each to the summary.
+workloads_part() {
+  local words=$1 here=$2 logs=${OUT:-$(mktemp -d)} result=0 name begin state
+  link_nccl "$words"
+  "$here/tensor_gradients" --test-threads 1 || result=1
+  printf '%-18s%8s%10s\n' workload seconds result > "$words/workloads"
+  for name in "${WORKLOADS[@]}"; do
+    printf '\n-- %s\n' "$name"
+    begin=$(date +%s.%N) state=ok
+    "$here/$name" --device cuda:0 > "$logs/$name.txt" 2>&1 || { state=failed result=1; }
+    tail -n 40 "$logs/$name.txt"
+    grep -E "$WORDS" "$logs/$name.txt" | sed "s/^/    /" > "$words/workloads-$name" || true
+    printf '%-18s%8.1f%10s\n' "$name" "$(echo "$(date +%s.%N) $begin" | awk '{ print $1 - $2 }')" $state >> "$words/workloads"
+  done
+  return $result
 }
 
 # A Python script on the library; all of what it says goes to $OUT (or a folder of its own), the table to the summary.
@@ -76,6 +109,7 @@ run() {
         ;;
       nvml) "$here/nvml" --nocapture ;;
       viz) scripts/check-memory-viz.sh "$here/vramalloc" ;;
+      workloads) workloads_part "$words" "$here" ;;
       sweep) python_part sweep "$words" "$here" ;;
       bench) python_part bench "$words" "$here" --json "${OUT:-$words}/bench.json" ;;
       soak)
@@ -88,7 +122,7 @@ run() {
     esac || failed+=("$part")
   done
   printf '\n== in short\n'
-  rm -f "$words/bench.json"; cat "$words"/* 2> /dev/null || true
+  rm -f "$words/bench.json"; rm -rf "$words/libraries"; cat "$words"/* 2> /dev/null || true
   rm -r "$words"
   printf '\nfailed: %s\n' "${failed[*]:-nothing}"
   [ ${#failed[@]} -eq 0 ]
@@ -98,5 +132,5 @@ case ${1:-} in
   build) build "${2:?a folder}" ;;
   build-c) build_c "${2:?a folder}" ;;
   run) shift; run "$@" ;;
-  *) sed -n '2,6p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,7p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
