@@ -6,7 +6,8 @@ use crate::device::{Device, Observer};
 use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, StreamKey};
 use crate::error::{Error, OutOfMemory, Result};
 #[cfg(feature = "cuda")]
-use crate::event::{EventPool, StreamClock};
+use crate::event::EventPool;
+use crate::event::StreamClock;
 use crate::live::LiveTable;
 use crate::pinned::HostPool;
 use crate::pool::{BlockHandle, RECORDED, RETIRED, Request, Taken};
