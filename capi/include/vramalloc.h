@@ -366,11 +366,14 @@ vram_status vram_memory_summary(vram_allocator allocator,
                                 uintptr_t capacity,
                                 uintptr_t *needed);
 
-// Writes every segment and block of a device to a file, as JSON.
+// Writes every segment and block of a device to a file, in the schema of PyTorch's memory snapshots: as JSON if the name
+// ends in `.json`, else as a pickle, which `pytorch.org/memory_viz` opens.
 //
 // # Safety
 // `path` is a string that ends in a zero byte.
-vram_status vram_snapshot(vram_allocator allocator, int device, const char *path);
+vram_status vram_snapshot(vram_allocator allocator,
+                          int device,
+                          const char *path);
 
 // Starts the peaks of a device anew, from what is current.
 vram_status vram_reset_peak_stats(vram_allocator allocator, int device);
@@ -465,11 +468,14 @@ vram_status vram_memory_summary(vram_allocator allocator,
                                 uintptr_t capacity,
                                 uintptr_t *needed);
 
-// Writes every segment and block of a device to a file, as JSON.
+// Writes every segment and block of a device to a file, in the schema of PyTorch's memory snapshots: as JSON if the name
+// ends in `.json`, else as a pickle, which `pytorch.org/memory_viz` opens.
 //
 // # Safety
 // `path` is a string that ends in a zero byte.
-vram_status vram_snapshot(vram_allocator allocator, int device, const char *path);
+vram_status vram_snapshot(vram_allocator allocator,
+                          int device,
+                          const char *path);
 
 // Starts the peaks of a device anew, from what is current.
 vram_status vram_reset_peak_stats(vram_allocator allocator, int device);

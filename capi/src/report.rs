@@ -3,10 +3,9 @@
 use crate::allocator::{Allocator, put, text};
 use crate::registry;
 use crate::status::{Failure, Result, Status, answer};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::ffi::{c_char, c_int};
-use vramalloc::size::SizeClass;
-use vramalloc::{BlockState, MemoryStats, Snapshot};
+use vramalloc::MemoryStats;
 
 /// A counter.
 #[repr(C)]
@@ -204,7 +203,8 @@ pub unsafe extern "C" fn vram_memory_summary(
     })
 }
 
-/// Writes every segment and block of a device to a file, as JSON.
+/// Writes every segment and block of a device to a file, in the schema of PyTorch's memory snapshots: as JSON if the name
+/// ends in `.json`, else as a pickle, which `pytorch.org/memory_viz` opens.
 ///
 /// # Safety
 /// `path` is a string that ends in a zero byte.
@@ -215,39 +215,9 @@ pub unsafe extern "C" fn vram_snapshot(allocator: Allocator, device: c_int, path
         let device = devices.get(device)?;
         // SAFETY: the caller answers for it.
         let path = unsafe { text(path, "path")? }.ok_or(Failure::Null("path"))?;
-        let snapshot = snapshot_json(&device.allocator.snapshot());
-        std::fs::write(path, snapshot.to_string()).map_err(|error| Failure::Io { path: path.to_owned(), error })
+        let written = device.allocator.pytorch_snapshot().save(path);
+        written.map_err(|error| Failure::Io { path: path.to_owned(), error })
     })
-}
-
-/// The snapshot with PyTorch's names for what it has.
-fn snapshot_json(snapshot: &Snapshot) -> Value {
-    let state = |state| match state {
-        BlockState::Live => "active_allocated",
-        BlockState::Pending => "active_pending_free",
-        _ => "inactive",
-    };
-    let class = |class| if class == SizeClass::Small { "small" } else { "large" };
-    let segments = snapshot.segments.iter().map(|segment| {
-        let blocks = segment.blocks.iter().map(|block| {
-            json!({
-                "address": block.address.0,
-                "size": block.bytes,
-                "requested_size": block.requested,
-                "state": state(block.state),
-            })
-        });
-        json!({
-            "device": snapshot.device,
-            "address": segment.address.0,
-            "total_size": segment.bytes,
-            "segment_type": class(segment.class),
-            "stream": segment.stream.handle.0,
-            "is_expandable": segment.expandable,
-            "blocks": blocks.collect::<Vec<_>>(),
-        })
-    });
-    json!({ "segments": segments.collect::<Vec<_>>() })
 }
 
 /// Starts the peaks of a device anew, from what is current.
