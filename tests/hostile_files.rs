@@ -173,6 +173,26 @@ fn sharing_does_not_multiply() {
     let error = refused(&pickle(&texts));
     assert!(error.contains("a million in all"), "{error}");
 
+    // An action of a megabyte in ten thousand entries is kept once.
+    let mut actions = b"}(".to_vec();
+    actions.extend(text("segments"));
+    actions.extend_from_slice(b"]");
+    actions.extend(text("device_traces"));
+    actions.extend_from_slice(b"](](}(");
+    actions.extend(text("action"));
+    actions.extend(text(&"x".repeat(1 << 20)));
+    actions.extend_from_slice(b"q\x03u");
+    for _ in 0..10_000 {
+        actions.extend_from_slice(b"}(");
+        actions.extend(text("action"));
+        actions.extend_from_slice(b"h\x03u");
+    }
+    actions.extend_from_slice(b"eeu.");
+    let bytes = pickle(&actions);
+    let (result, peak) = measured(&bytes);
+    assert_eq!(result.unwrap().device_traces[0].len(), 10_001);
+    assert!(peak <= FACTOR * bytes.len(), "{peak} bytes for a file of {}", bytes.len());
+
     // A stack of a thousand functions in a hundred thousand blocks is kept once.
     let mut stacks = b"}(".to_vec();
     stacks.extend(text("segments"));

@@ -4,6 +4,7 @@ use crate::devices::Devices;
 use crate::logging;
 use crate::registry;
 use crate::status::{Failure, Result, Status, answer};
+use crate::streams::named;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 use vramalloc::{Config, DevicePtr, StreamHandle};
@@ -159,7 +160,10 @@ pub unsafe extern "C" fn vram_free(
             failed = Some(Failure::Argument(format!(
                 "{ptr} has {asked} bytes (a block of {block}), not {bytes}; nothing was freed"
             )));
-        } else if named(number(stream)) != allocation.stream().key().handle {
+        } else if named(number(stream)) != allocation.stream().key().handle
+            || named(number(stream)) == StreamHandle::PER_THREAD_DEFAULT
+        {
+            // That handle is another stream in each thread; whether it is this block's is told by its identity.
             let record = |stream: &_| Ok(allocation.record_stream(stream)?);
             failed = device.streams.with(&device.allocator, number(stream), record).err();
         }
@@ -171,14 +175,6 @@ pub unsafe extern "C" fn vram_free(
         drop(allocation);
         Ok(())
     })
-}
-
-/// A stream's handle by its usual name: the default stream has two.
-fn named(handle: u64) -> StreamHandle {
-    match StreamHandle(handle) {
-        StreamHandle::LEGACY => StreamHandle::DEFAULT,
-        handle => handle,
-    }
 }
 
 /// Announces that work on `stream` uses the allocation at `ptr`: once freed, it is not reused before what is queued on

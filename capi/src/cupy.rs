@@ -3,7 +3,7 @@
 use crate::allocator::{number, pointer};
 use crate::devices::Device;
 use crate::registry;
-use crate::status::{Result, Status, caught, remember};
+use crate::status::{Result, Status, caught, remember, say};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use vramalloc::DevicePtr;
@@ -28,10 +28,10 @@ pub unsafe extern "C" fn vram_cupy_malloc(param: *mut c_void, size: usize, ordin
         }
         Err(failure) => {
             remember(&failure);
-            eprintln!(
+            say(&format!(
                 "vramalloc: CuPy asked for {size} bytes on device {ordinal}, and cannot have them:\n{failure}\n\
                  vramalloc: THE ARRAY HAS NO MEMORY: CuPy does not check for null here."
-            );
+            ));
             null_mut()
         }
     }
@@ -50,7 +50,7 @@ pub extern "C" fn vram_cupy_free(param: *mut c_void, ptr: *mut c_void, ordinal: 
     if let Err(failure) = freed {
         remember(&failure);
         if failure.status() != Status::Forked {
-            eprintln!("vramalloc: CuPy's free failed: {failure}");
+            say(&format!("vramalloc: CuPy's free failed: {failure}"));
         }
     }
 }

@@ -145,3 +145,9 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
         }
     }
 }
+
+/// Standard error may be closed; then there is nobody to tell.
+pub(crate) fn say(text: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}

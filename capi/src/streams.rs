@@ -34,6 +34,14 @@ fn next_version() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// A stream's handle by its usual name: the default stream has two.
+pub(crate) fn named(handle: u64) -> StreamHandle {
+    match StreamHandle(handle) {
+        StreamHandle::LEGACY => StreamHandle::DEFAULT,
+        handle => handle,
+    }
+}
+
 impl Streams {
     pub(crate) fn new() -> Self {
         Self { known: RwLock::default(), version: AtomicU64::new(next_version()) }
@@ -46,6 +54,7 @@ impl Streams {
         handle: u64,
         f: impl FnOnce(&Stream) -> Result<T>,
     ) -> Result<T> {
+        let handle = named(handle).0;
         let version = self.version.load(Ordering::Acquire);
         // A thread that is about to end has no memory of its own left.
         let last = LAST.try_with(Cell::take).ok().flatten();
@@ -64,6 +73,10 @@ impl Streams {
     }
 
     fn find(&self, allocator: &CachingAllocator, handle: u64) -> Result<Stream> {
+        if StreamHandle(handle) == StreamHandle::PER_THREAD_DEFAULT {
+            // Another stream in each thread: only the thread's own memory of it counts.
+            return Ok(allocator.stream(StreamHandle(handle))?);
+        }
         if let Some(stream) = self.known.read().get(&handle) {
             return Ok(stream.clone());
         }
@@ -74,6 +87,7 @@ impl Streams {
 
     /// Retires the stream, if it is known.
     pub(crate) fn retire(&self, allocator: &CachingAllocator, handle: u64) -> Result<()> {
+        let handle = named(handle).0;
         let stream = {
             let mut known = self.known.write();
             self.version.store(next_version(), Ordering::Release);

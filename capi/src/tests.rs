@@ -113,6 +113,24 @@ fn recorded_memory_waits_for_the_other_stream() {
 }
 
 #[test]
+fn a_threads_default_stream_is_not_anothers() {
+    let torch = torch();
+    let own = StreamHandle::PER_THREAD_DEFAULT;
+    let x = torch.alloc(4 * MIB, own);
+    let address = x.addr();
+    std::thread::spawn(move || {
+        let x = std::ptr::without_provenance_mut(address);
+        // SAFETY: every thread has that stream.
+        unsafe { vram_torch_record_stream(x, raw(own)) };
+    })
+    .join()
+    .unwrap();
+    torch.free(x);
+    assert_eq!(torch.stats().active.all.current, 1, "it waits for the other thread's stream of that handle");
+    vram_torch_empty_cache();
+}
+
+#[test]
 fn out_of_memory_is_null_and_a_report() {
     let torch = torch();
     let x = torch.alloc(512 * MIB, StreamHandle::DEFAULT);

@@ -6,7 +6,7 @@
 use crate::allocator::{number, pointer};
 use crate::devices::Device;
 use crate::registry;
-use crate::status::{Result, caught, remember};
+use crate::status::{Result, caught, remember, say};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use vramalloc::DevicePtr;
@@ -34,12 +34,6 @@ fn told(what: &str, body: impl FnOnce() -> Result<()>) {
             say(&format!("vramalloc: {what} failed: {failure}"));
         }
     }
-}
-
-/// Standard error may be closed; then there is nobody to tell.
-fn say(text: &str) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 /// Allocates for PyTorch as its current allocator (`alloc_fn_name`).

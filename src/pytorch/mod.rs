@@ -206,8 +206,12 @@ impl Action {
     /// The action of that name.
     #[must_use]
     pub fn of(name: &str) -> Self {
-        let known = Self::NAMED.iter().find(|action| action.name() == name);
-        known.cloned().unwrap_or_else(|| Self::Other(name.into()))
+        Self::known(name).unwrap_or_else(|| Self::Other(name.into()))
+    }
+
+    /// The action of that name, if it is one of PyTorch's.
+    pub(crate) fn known(name: &str) -> Option<Self> {
+        Self::NAMED.iter().find(|action| action.name() == name).cloned()
     }
 }
 

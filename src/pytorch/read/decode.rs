@@ -315,8 +315,10 @@ impl<'a> Decoder<'a> {
 
     fn entry(&mut self, place: &Place<'_>, id: Id) -> Result<TraceEntry, Problem> {
         let dict = self.record(place, id)?;
-        let action = match dict.get("action").and_then(|id| self.arena.str(id)) {
-            Some(name) => Action::of(name),
+        let known = dict.get("action").and_then(|id| self.arena.str(id)).and_then(Action::known);
+        // An unknown name is kept once, however many entries share it.
+        let action = match known.or_else(|| dict.get("action").and_then(|id| self.text(id)).map(Action::Other)) {
+            Some(action) => action,
             None => return self.wrong(&Place::Key(place, "action"), "an action's name", "nothing"),
         };
         let key = if action == Action::Oom { "device_free" } else { "addr" };
