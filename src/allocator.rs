@@ -302,6 +302,9 @@ impl CachingAllocator {
     /// # Errors
     /// [`Error::NotLive`] or [`Error::UnknownPointer`], as [`free_raw`](Self::free_raw).
     pub fn from_raw(&self, ptr: DevicePtr) -> Result<Allocation> {
+        if self.inner.device.is_forked() {
+            return Err(self.inner.device.unusable());
+        }
         self.inner.live.remove(ptr).ok_or_else(|| self.misuse(ptr))
     }
 
@@ -314,6 +317,9 @@ impl CachingAllocator {
     pub fn free_raw(&self, ptr: DevicePtr) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
+        }
+        if self.inner.device.is_forked() {
+            return Err(self.inner.device.unusable());
         }
         match self.inner.live.remove(ptr) {
             Some(allocation) => {
@@ -688,6 +694,13 @@ impl std::fmt::Debug for WeakAllocator {
 impl Drop for Inner {
     fn drop(&mut self) {
         crate::leaks::warn(&self.device);
+        if self.device.is_forked() {
+            // The child may hold allocations, and another thread of the parent any lock: all of it stays as it is.
+            std::mem::forget(std::mem::replace(&mut self.live, LiveTable::new()));
+            std::mem::forget(std::mem::replace(&mut self.streams, RwLock::new(FxHashMap::default())));
+            std::mem::forget(Arc::clone(&self.device));
+            return;
+        }
         // Raw addresses may still be in use, and nobody is left to say so: their segments stay the process's.
         self.live.forget_all();
         for pool in self.device.pools() {
@@ -837,7 +850,7 @@ impl Allocation {
     /// Announces a use that only `clock` can tell the end of.
     pub(crate) fn record_clock(&self, clock: &Arc<StreamClock>) {
         let id = self.block().id();
-        if id != NONE {
+        if id != NONE && !self.device().is_forked() {
             self.tag.fetch_or(RECORDED, Ordering::Relaxed);
             self.pool().core.lock().record_use(id, clock);
         }

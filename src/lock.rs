@@ -2,9 +2,8 @@
 //!
 //! An ordinary mutex lets go by an atomic exchange, which tells it whether somebody sleeps. Where a lock is held for some
 //! tens of nanoseconds and is nearly always free, that exchange is a third of the time. Here sleepers announce
-//! themselves in a word of their own, which is read after the store. The processor may read it too early, before the
-//! store is seen, and so miss a sleeper that has just seen the lock held; so sleepers wake by themselves after
-//! [`NAP`] and look again. That costs a sleeper time, never its turn; who may enter is settled by the one atomic
+//! themselves in a word of their own, which is read before the store (after it the lock may not exist any more). That may
+//! miss a sleeper that has just seen the lock held; so sleepers wake by themselves after [`NAP`] and look again. That costs a sleeper time, never its turn; who may enter is settled by the one atomic
 //! instruction alone.
 //!
 //! Threads that meet wait in a loop first, with growing pauses: most of what they wait for is over before a thread could
@@ -55,9 +54,12 @@ unsafe impl RawMutex for PoolLock {
 
     #[inline(always)]
     unsafe fn unlock(&self) {
+        // Looked at before, since the lock may be gone after: another thread can take it, end what it guards and free it.
+        let sleepers = self.sleepers.load(Ordering::Relaxed);
+        let address = self.address();
         self.held.store(false, Ordering::Release);
-        if self.sleepers.load(Ordering::Relaxed) != 0 {
-            self.wake();
+        if sleepers != 0 {
+            wake(address);
         }
     }
 }
@@ -103,13 +105,13 @@ impl PoolLock {
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
+}
 
-    #[cold]
-    #[inline(never)]
-    fn wake(&self) {
-        // SAFETY: as in `wait`.
-        unsafe { unpark_one(self.address(), |_| DEFAULT_UNPARK_TOKEN) };
-    }
+#[cold]
+#[inline(never)]
+fn wake(address: usize) {
+    // SAFETY: as in `wait`; the address is a key, and is not read.
+    unsafe { unpark_one(address, |_| DEFAULT_UNPARK_TOKEN) };
 }
 
 #[cfg(test)]

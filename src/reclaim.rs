@@ -57,7 +57,6 @@ fn climb(pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
     };
     let wanted = wanted.ok_or(Error::SizeOverflow { requested: request.requested })?;
 
-    device.empty_magazines();
     if let Some(taken) = finish_passed(pool, request) {
         return Ok(taken);
     }
@@ -107,6 +106,7 @@ fn allocate_fixed(pool: &Arc<StreamPool>, request: &Request, wanted: u64) -> Res
     }
     if device.config.on_pending != OnPending::Fail {
         while wait_for_oldest(pool) {
+            device.empty_magazines();
             if let Some(taken) = pool.take(request) {
                 return Ok(Ok(taken));
             }
@@ -164,6 +164,7 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
     }
     if device.config.on_pending != OnPending::Fail {
         while wait_for_oldest(pool) {
+            device.empty_magazines();
             if let Some(taken) = pool.take(request) {
                 return Ok(Ok(taken));
             }
@@ -189,6 +190,7 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
 
 /// Rung 1: caches what waited for other streams' work that has passed, and searches, now in all of a bin.
 fn finish_passed(pool: &StreamPool, request: &Request) -> Option<Taken> {
+    pool.device.empty_magazines(); // threads go on freeing into them
     poll(pool);
     pool.take_anywhere(request)
 }
@@ -357,6 +359,7 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
 
 /// Rung 4: gives back the smallest cached segment, of any stream, that makes room for `bytes` by itself.
 fn release_one_fitting(device: &Device, bytes: u64) -> Result<bool> {
+    device.empty_magazines();
     let pools = device.releasable_pools();
     let mut best: Option<(u64, &Arc<StreamPool>, u32)> = None;
     for pool in &pools {
@@ -395,6 +398,7 @@ fn wait_for_oldest(pool: &StreamPool) -> bool {
 
 /// Rung 6: gives back every cached segment of the device. Returns the bytes.
 pub(crate) fn release_all_cached(device: &Device) -> Result<u64> {
+    device.empty_magazines();
     if device.expandable {
         return supply::trim(&device.supply, device, 0);
     }

@@ -61,6 +61,10 @@ impl StreamPool {
 
     /// Gives the pool magazines.
     fn share(&self) {
+        let core = self.core.lock();
+        if core.stats.attention & !ABOVE != 0 || self.plain_bytes == 0 {
+            return; // on its way out, watched, or nothing for magazines
+        }
         let shelves = self.shelves.get_or_init(|| {
             let shelf = |_| {
                 let number = self.device.peaks.register();
@@ -68,10 +72,6 @@ impl StreamPool {
             };
             (0..MAGAZINES).map(shelf).collect()
         });
-        let core = self.core.lock();
-        if core.stats.attention & !ABOVE != 0 || self.plain_bytes == 0 {
-            return; // on its way out
-        }
         for shelf in shelves {
             shelf.magazine.lock().open = true;
         }
@@ -112,6 +112,9 @@ impl StreamPool {
                 core.cache_kept(block.id(), self.clock.now());
             }
         }
+        if core.stats.is_above() {
+            self.device.peaks.raise(self.number, &mut core.stats, &*self.device);
+        }
         magazines
     }
 
@@ -144,7 +147,8 @@ impl StreamPool {
         if process::forks() != self.forks {
             return None;
         }
-        if requested <= self.plain_bytes
+        // An ordinary request can have an oversize block, which is counted apart.
+        if block.block_bytes(requested) <= self.plain_bytes
             && !block.is_recorded()
             && let Some((mut magazine, _)) = self.magazine()
             && magazine.put(requested, block)

@@ -52,6 +52,8 @@ pub(crate) struct PoolStats {
     pub(crate) attention: u8,
 }
 
+/// The pool is off the board: its number may be another's.
+const FOLDED: u8 = 128;
 /// A counter is above its ceiling, and [`PeakBoard::raise`] is due before the pool's lock is let go.
 pub(crate) const ABOVE: u8 = 1;
 
@@ -346,11 +348,14 @@ impl PeakBoard {
                 state.gone[class][lane] += stats.increases(class)[lane];
             }
         }
-        *stats = PoolStats { attention: stats.attention, ..PoolStats::new() };
+        *stats = PoolStats { attention: stats.attention | FOLDED, ..PoolStats::new() };
     }
 
     /// Gives pool `to` what `from` counted, and its ceilings. Both are locked by the caller.
     pub(crate) fn merge(&self, to: usize, stats: &mut PoolStats, from: usize, other: &mut PoolStats) {
+        if stats.attention & FOLDED != 0 {
+            return; // taken off by another thread while this one was on its way; there is nothing in either
+        }
         stats.absorb(other);
         let mut state = self.state.lock();
         for scope in 0..SCOPES {
@@ -406,7 +411,7 @@ impl PeakBoard {
         let mut state = self.state.lock();
         for scope in 0..SCOPES {
             let mut sum = [0; LANES];
-            for (number, stats) in pools.iter_mut() {
+            for (number, stats) in pools.iter_mut().filter(|(_, stats)| stats.attention & FOLDED == 0) {
                 let current = stats.scope(scope);
                 stats.set_ceiling(scope, current);
                 state.granted[*number][scope] = current;

@@ -136,7 +136,8 @@ impl StreamPool {
             let core = &mut *core;
             let free: Vec<BlockId> = core.free[class.index()].iter(&core.blocks).collect();
             for id in free {
-                core.blocks[id].epoch = now;
+                let epoch = &mut core.blocks[id].epoch;
+                *epoch = (*epoch).max(now);
             }
         }
         if let Some(released) = &self.private {
@@ -322,7 +323,8 @@ impl StreamPool {
         if !core.is_closed() {
             return None;
         }
-        let last = if core.live() == 0 { core.keep.take() } else { None };
+        // Whoever comes after may end the pool meanwhile: what follows needs a reference of its own.
+        let last = if core.live() == 0 { core.keep.take() } else { core.keep.clone() };
         self.give_back_unused(core);
         last
     }
@@ -427,6 +429,12 @@ impl Drop for StreamPool {
     fn drop(&mut self) {
         if self.device.driver.check_usable().is_err() {
             return;
+        }
+        if self.owner.lock().is_some()
+            && let Err(error) = self.clock.retire()
+        {
+            // Others may still ask the clock, and the stream perhaps ends with its owner, here.
+            self.device.defer(error);
         }
         if self.device.expandable {
             self.settle(); // the pages go back with the device

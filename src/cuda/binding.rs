@@ -163,8 +163,14 @@ impl Uses {
 
     /// Notes which stream the event for reads stands for from now on.
     fn note_reader(&self, stream: StreamHandle) {
-        let noted = self.reader.compare_exchange(NOBODY, stream.0, Ordering::Relaxed, Ordering::Relaxed);
-        if noted.is_err_and(|known| known != stream.0) {
+        // Another's stream may be gone by now and its handle be a new stream's: it is known by its identity.
+        let reader = if stream == handle(&self.known.cuda) {
+            stream.0
+        } else {
+            self.known.driver.stream_key(stream).map_or(SEVERAL, |key| key.id | 1 << 63)
+        };
+        let noted = self.reader.compare_exchange(NOBODY, reader, Ordering::Relaxed, Ordering::Relaxed);
+        if noted.is_err_and(|known| known != reader) {
             self.reader.store(SEVERAL, Ordering::Relaxed);
         }
     }
