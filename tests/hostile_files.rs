@@ -181,11 +181,15 @@ fn sharing_does_not_multiply() {
     actions.extend_from_slice(b"](](}(");
     actions.extend(text("action"));
     actions.extend(text(&"x".repeat(1 << 20)));
-    actions.extend_from_slice(b"q\x03u");
+    actions.extend_from_slice(b"q\x03");
+    actions.extend(text("size"));
+    actions.extend_from_slice(b"K\x01u");
     for _ in 0..10_000 {
         actions.extend_from_slice(b"}(");
         actions.extend(text("action"));
-        actions.extend_from_slice(b"h\x03u");
+        actions.extend_from_slice(b"h\x03");
+        actions.extend(text("size"));
+        actions.extend_from_slice(b"K\x01u");
     }
     actions.extend_from_slice(b"eeu.");
     let bytes = pickle(&actions);
