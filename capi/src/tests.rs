@@ -118,16 +118,23 @@ fn a_threads_default_stream_is_not_anothers() {
     let own = StreamHandle::PER_THREAD_DEFAULT;
     let x = torch.alloc(4 * MIB, own);
     let address = x.addr();
-    std::thread::spawn(move || {
-        let x = std::ptr::without_provenance_mut(address);
-        // SAFETY: every thread has that stream.
-        unsafe { vram_torch_record_stream(x, raw(own)) };
-    })
-    .join()
-    .unwrap();
-    torch.free(x);
-    assert_eq!(torch.stats().active.all.current, 1, "it waits for the other thread's stream of that handle");
+    let (recorded, freed) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let x = std::ptr::without_provenance_mut(address);
+            // SAFETY: every thread has that stream.
+            unsafe { vram_torch_record_stream(x, raw(own)) };
+            recorded.wait();
+            freed.wait();
+            vram_torch_empty_cache(); // only this thread can ask its stream
+        });
+        recorded.wait();
+        torch.free(x);
+        assert_eq!(torch.stats().active.all.current, 1, "it waits for the other thread's stream of that handle");
+        freed.wait();
+    });
     vram_torch_empty_cache();
+    assert_eq!(torch.stats().reserved_bytes.all.current, 0);
 }
 
 #[test]

@@ -159,7 +159,7 @@ fn train(
     let text = Text::load();
     let mut gpt = Gpt::new(machine, plan.shape, 1)?;
     // Not Adam: it would make a large step of what is only rounding, and so hide whether two runs agree.
-    let sgd = Sgd { rate: 0.1, momentum: 0.9 };
+    let sgd = Sgd { rate: 0.01, momentum: 0.9 };
     let count = plan.batch * plan.shape.length;
     let mut losses = Vec::new();
     for step in 0..plan.steps {

@@ -38,7 +38,7 @@ struct Plan {
     steps: usize,
 }
 
-const SGD: Sgd = Sgd { rate: 0.1, momentum: 0.9 };
+const SGD: Sgd = Sgd { rate: 0.01, momentum: 0.9 };
 
 fn run(options: &Options) -> Result<()> {
     let first = Device::open(options.device, SimDriver::builder().capacity(1 << 30))?;
