@@ -1,5 +1,6 @@
 //! The caching allocator: the public face of one device's memory.
 
+use crate::allocation::{Allocation, Parts};
 use crate::block::NONE;
 use crate::config::{Config, Limit, Segments};
 use crate::device::{Device, Observer};
@@ -7,20 +8,18 @@ use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, St
 use crate::error::{Error, OutOfMemory, Result};
 #[cfg(feature = "cuda")]
 use crate::event::EventPool;
-use crate::event::StreamClock;
 use crate::live::LiveTable;
 use crate::pinned::HostPool;
-use crate::pool::{BlockHandle, RECORDED, RETIRED, Request, Taken};
+use crate::pool::{BlockHandle, RETIRED, Request, Taken};
 use crate::private::PrivatePool;
 use crate::reclaim;
 use crate::shared::Whole;
 use crate::size::{MIN_BLOCK_BYTES, SEGMENT_STEP_BYTES, SizeClass, round_request};
 use crate::stats::{Lane, MemoryStats, PoolStats, StatArray};
-use crate::stream::{LastReference, Stream, StreamPool};
+use crate::stream::{Stream, StreamPool};
 use crate::sync::RwLock;
 use rustc_hash::FxHashMap;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The largest alignment that can be asked for, in bytes.
@@ -389,7 +388,6 @@ impl CachingAllocator {
         device.checked(device.driver.check_usable())?;
         let mut freed = 0;
         loop {
-            device.empty_magazines();
             reclaim::finish_gone(device);
             self.poll();
             let now = reclaim::release_all_cached(device)?;
@@ -720,175 +718,12 @@ impl std::fmt::Debug for CachingAllocator {
     }
 }
 
-/// Device memory that is freed when the value is dropped. It outlives the allocator if need be.
-///
-/// Freeing returns the block to its stream's pool; work that is queued on that stream may still use it, since what
-/// is queued later comes later. Use on another stream must be announced by [`record_stream`](Self::record_stream).
-pub struct Allocation {
-    /// Not counted as a reference: a pool outlives its live blocks (see [`StreamPool`]). Of an allocation of zero bytes,
-    /// which has no block, it is a counted reference.
-    pool: NonNull<StreamPool>,
-    requested: u64,
-    addr: u64,
-    /// Of the [`BlockHandle`]; changed only to note that other streams use the block.
-    tag: AtomicU64,
-}
-
-const _: () = assert!(std::mem::size_of::<Allocation>() == 32);
-
-/// What an [`Allocation`] is made of, besides the bytes that were asked for.
-#[derive(Clone, Copy)]
-struct Parts {
-    pool: NonNull<StreamPool>,
-    block: BlockHandle,
-}
-
-impl Parts {
-    /// For zero bytes: no block, and a counted reference to the pool.
-    #[cold]
-    fn empty(pool: &Arc<StreamPool>) -> Self {
-        let counted = std::mem::ManuallyDrop::new(Arc::clone(pool));
-        Self { pool: NonNull::from(&**counted), block: BlockHandle::EMPTY }
-    }
-}
-
-// SAFETY: the pointer is to a pool that may be used by any thread, and is only ever used by shared reference.
-unsafe impl Send for Allocation {}
-// SAFETY: as above.
-unsafe impl Sync for Allocation {}
-
 impl Allocation {
-    #[inline(always)]
-    fn new(parts: Parts, requested: u64) -> Self {
-        let Parts { pool, block } = parts;
-        Self { pool, requested, addr: block.addr, tag: AtomicU64::new(block.tag) }
-    }
-
-    #[inline(always)]
-    fn block(&self) -> BlockHandle {
-        BlockHandle { addr: self.addr, tag: self.tag.load(Ordering::Relaxed) }
-    }
-
-    /// The counted reference of an allocation of zero bytes, for its drop.
-    #[cold]
-    #[inline(never)]
-    fn drop_empty(&self) -> LastReference {
-        // SAFETY: made by `Parts::empty`, which counted this reference; it is given back once.
-        Some(unsafe { Arc::from_raw(self.pool.as_ptr().cast_const()) } as _)
-    }
-
-    #[inline(always)]
-    fn pool(&self) -> &StreamPool {
-        // SAFETY: the pool lives as long as its live blocks, of which this is one, or is counted as above.
-        unsafe { self.pool.as_ref() }
-    }
-
-    /// The device address; null for zero bytes.
-    #[must_use]
-    #[inline]
-    pub fn ptr(&self) -> DevicePtr {
-        DevicePtr(self.addr)
-    }
-
-    /// The bytes that were asked for.
-    #[must_use]
-    #[inline]
-    pub fn bytes(&self) -> u64 {
-        self.requested
-    }
-
-    /// The bytes of the block: those asked for, rounded.
-    #[must_use]
-    #[inline]
-    pub fn block_bytes(&self) -> u64 {
-        self.block().block_bytes(self.requested)
-    }
-
-    /// The stream that it was allocated on.
-    #[must_use]
-    pub fn stream(&self) -> Stream {
-        Stream { pool: self.pool().shared() }
-    }
-
-    /// Announces that work on `stream` uses this memory: once freed, it is not reused before what is queued on
-    /// `stream` by then has passed. Its own stream needs no announcement. Calling it again costs little.
-    ///
-    /// # Errors
-    /// [`Error::WrongDevice`] for a stream of another allocator.
-    pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        let pool = self.pool();
-        let device = &pool.device;
-        if !Arc::ptr_eq(device, &stream.pool.device) {
-            let ours = device.driver.device();
-            return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours });
-        }
-        if pool.clock.key.id != stream.pool.clock.key.id {
-            self.record_clock(&stream.pool.clock);
-        }
-        Ok(())
-    }
-
     /// The allocator that it came from.
     pub(crate) fn allocator(&self) -> Result<CachingAllocator> {
         let device = self.device();
         let inner = device.front.get().and_then(Weak::upgrade);
         let inner = inner.ok_or_else(|| Error::AllocatorGone { device: device.driver.device() })?;
         Ok(CachingAllocator { inner })
-    }
-
-    /// What all memory of the device shares.
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.pool().device
-    }
-
-    /// Its stream's clock.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn clock(&self) -> &Arc<StreamClock> {
-        &self.pool().clock
-    }
-
-    /// Announces a use that only `clock` can tell the end of.
-    pub(crate) fn record_clock(&self, clock: &Arc<StreamClock>) {
-        let id = self.block().id();
-        if id != NONE && !self.device().is_forked() {
-            self.tag.fetch_or(RECORDED, Ordering::Relaxed);
-            self.pool().core.lock().record_use(id, clock);
-        }
-    }
-
-    /// For the table of raw addresses when the allocator goes: the memory stays as it is.
-    pub(crate) fn forget(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Allocation {
-    #[inline]
-    fn drop(&mut self) {
-        // What comes back is dropped here, outside of the pool's own method, when no reference to it is left: the last one
-        // of a pool that nobody else has ends the pool.
-        let tag = *self.tag.get_mut();
-        let block = BlockHandle { addr: self.addr, tag };
-        let last = if block.id() == NONE { self.drop_empty() } else { self.pool().free(self.requested, block) };
-        if last.is_some() {
-            drop_last(last);
-        }
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn drop_last(last: LastReference) {
-    drop(last);
-}
-
-impl std::fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Allocation")
-            .field("ptr", &self.ptr())
-            .field("bytes", &self.requested)
-            .field("block_bytes", &self.block_bytes())
-            .field("stream", &self.pool().clock.key)
-            .finish()
     }
 }

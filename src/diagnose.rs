@@ -67,7 +67,7 @@ impl CachingAllocator {
             for (pool, core) in pools.iter().zip(cores) {
                 let recorder =
                     session.as_ref().map(|session| Recorder::new(Arc::clone(session), pool.clock.key.handle.0));
-                pool.close_magazines(core); // they would keep what they do to themselves
+                pool.unshare_whole(core); // they would keep what they do to themselves
                 former.push(core.set_recorder(recorder));
             }
         });

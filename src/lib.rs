@@ -22,6 +22,7 @@
 
 pub mod driver;
 
+mod allocation;
 mod allocator;
 mod allocators;
 mod block;
@@ -74,7 +75,8 @@ mod validate;
 #[cfg(feature = "replay")]
 mod view;
 
-pub use allocator::{Allocation, CachingAllocator, MAX_ALIGNMENT};
+pub use allocation::Allocation;
+pub use allocator::{CachingAllocator, MAX_ALIGNMENT};
 pub use allocators::Allocators;
 pub use breakdown::{MemoryBreakdown, StreamUsage, TagUsage};
 pub use buffer::{DeviceBuffer, DeviceView, DeviceViewMut};

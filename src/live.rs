@@ -3,7 +3,7 @@
 //! Sharded, so that threads freeing different addresses seldom meet. A shard is a table with open addressing: the hot path
 //! of such callers, a third of whose instructions a general map would be.
 
-use crate::allocator::Allocation;
+use crate::allocation::Allocation;
 use crate::driver::DevicePtr;
 use crate::sync::PoolMutex;
 

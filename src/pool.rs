@@ -431,10 +431,15 @@ impl PoolCore {
     /// Caches a live block whose user freed it into a magazine, where it was counted.
     pub(crate) fn cache_kept(&mut self, id: BlockId, now: u64) {
         let Block { size, class, .. } = self.blocks[id];
+        self.cache_by_rules::<true>(id, size, class, now);
+    }
+
+    /// [`cache`](Self::cache) for slow paths, which are not compiled for each kind.
+    fn cache_by_rules<const LATEST: bool>(&mut self, id: BlockId, size: u64, class: SizeClass, epoch: u64) {
         if self.rules.expandable {
-            self.cache::<Expandable, true>(id, size, class, now);
+            self.cache::<Expandable, LATEST>(id, size, class, epoch);
         } else {
-            self.cache::<Fixed, true>(id, size, class, now);
+            self.cache::<Fixed, LATEST>(id, size, class, epoch);
         }
     }
 
@@ -596,11 +601,7 @@ impl PoolCore {
             }
             let Block { size, requested, class, epoch, .. } = self.blocks[entry.block];
             self.stats.free_completed(class, size, requested);
-            if self.rules.expandable {
-                self.cache::<Expandable, false>(entry.block, size, class, epoch);
-            } else {
-                self.cache::<Fixed, false>(entry.block, size, class, epoch);
-            }
+            self.cache_by_rules::<false>(entry.block, size, class, epoch);
             finished += 1;
         }
         self.pending = waiting;

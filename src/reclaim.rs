@@ -106,7 +106,6 @@ fn allocate_fixed(pool: &Arc<StreamPool>, request: &Request, wanted: u64) -> Res
     }
     if device.config.on_pending != OnPending::Fail {
         while wait_for_oldest(pool) {
-            device.empty_magazines();
             if let Some(taken) = pool.take(request) {
                 return Ok(Ok(taken));
             }
@@ -164,7 +163,6 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
     }
     if device.config.on_pending != OnPending::Fail {
         while wait_for_oldest(pool) {
-            device.empty_magazines();
             if let Some(taken) = pool.take(request) {
                 return Ok(Ok(taken));
             }
@@ -179,7 +177,7 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
             }
         }
     }
-    supply::trim(supply, device, 0)?;
+    release_all_cached(device)?;
     device.ledger.lock().alloc_retries += 1;
     match grow(Beyond::Allowed)? {
         Ok(taken) => return Ok(Ok(taken)),
@@ -247,9 +245,7 @@ pub(crate) fn finish_gone(device: &Device) {
 fn finish(pool: &StreamPool) -> usize {
     let mut core = pool.core.lock();
     let finished = core.finish_pending();
-    if core.stats.is_above() {
-        pool.raise(&mut core);
-    }
+    pool.raise(&mut core);
     finished
 }
 
@@ -350,10 +346,7 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
     core.record_segment(Kind::SegmentAlloc, base.0, bytes, request.class);
     let id = core.add_segment(Segment::new(base.0, bytes, request.class));
     let taken = core.carve(id, request);
-    core.record_alloc(taken.id);
-    if core.stats.is_above() {
-        pool.raise(&mut core);
-    }
+    pool.handed_out(&mut core, taken.id);
     Ok(Ok(taken))
 }
 

@@ -82,16 +82,18 @@ impl StreamPool {
 
     /// Ends the use of magazines.
     pub(crate) fn unshare(&self, core: &mut PoolCore) {
-        self.set_kind(self.base_kind());
-        for mut magazine in self.empty_magazines(core) {
-            magazine.open = false;
-        }
+        let mut magazines = self.empty_magazines(core);
+        self.close_magazines(&mut magazines);
     }
 
     /// The same for a pool that is locked with them.
-    pub(crate) fn close_magazines(&self, whole: &mut Whole<'_>) {
+    pub(crate) fn unshare_whole(&self, whole: &mut Whole<'_>) {
+        self.close_magazines(&mut whole.magazines);
+    }
+
+    fn close_magazines(&self, magazines: &mut [PoolGuard<'_, Magazine>]) {
         self.set_kind(self.base_kind());
-        whole.magazines.iter_mut().for_each(|magazine| magazine.open = false);
+        magazines.iter_mut().for_each(|magazine| magazine.open = false);
     }
 
     /// The pool as it would be without magazines, for as long as the result is held.
@@ -112,9 +114,7 @@ impl StreamPool {
                 core.cache_kept(block.id(), self.clock.now());
             }
         }
-        if core.stats.is_above() {
-            self.device.peaks.raise(self.number, &mut core.stats, &*self.device);
-        }
+        self.raise(core);
         magazines
     }
 

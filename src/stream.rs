@@ -228,31 +228,30 @@ impl StreamPool {
 
     /// A cached block for any request, or none.
     pub(crate) fn take(&self, request: &Request) -> Option<Taken> {
-        let mut core = self.core.lock();
-        if core.is_retired() {
-            return None;
-        }
-        let taken = core.take(request)?;
-        core.record_alloc(taken.id);
-        if core.stats.is_above() {
-            self.raise(&mut core);
-        }
-        Some(taken)
+        self.search(|core| core.take(request))
     }
 
     /// The slow path's search; see [`PoolCore::take_anywhere`].
     #[cold]
     pub(crate) fn take_anywhere(&self, request: &Request) -> Option<Taken> {
-        let mut core = self.core.lock();
+        self.search(|core| core.take_anywhere(request))
+    }
+
+    /// A search of all that is cached, what threads keep in magazines included.
+    fn search(&self, find: impl FnOnce(&mut PoolCore) -> Option<Taken>) -> Option<Taken> {
+        let mut core = self.lock_whole();
         if core.is_retired() {
             return None;
         }
-        let taken = core.take_anywhere(request)?;
-        core.record_alloc(taken.id);
-        if core.stats.is_above() {
-            self.raise(&mut core);
-        }
+        let taken = find(&mut core)?;
+        self.handed_out(&mut core, taken.id);
         Some(taken)
+    }
+
+    /// To be called when a slow path handed out a block, before the lock is let go.
+    pub(crate) fn handed_out(&self, core: &mut PoolCore, id: BlockId) {
+        core.record_alloc(id);
+        self.raise(core);
     }
 
     /// The other half of the hot path. What it returns is to be dropped by the caller.
@@ -317,9 +316,7 @@ impl StreamPool {
     #[cold]
     #[inline(never)]
     fn after_free(&self, mut core: PoolGuard<'_, PoolCore>) -> LastReference {
-        if core.stats.is_above() {
-            self.raise(&mut core);
-        }
+        self.raise(&mut core);
         if !core.is_closed() {
             return None;
         }
@@ -329,19 +326,16 @@ impl StreamPool {
         last
     }
 
-    /// To be called before the lock is let go when a counter rose above its ceiling.
+    /// Raises the peaks if a counter rose above its ceiling. To be called before the lock is let go.
     #[cold]
-    pub(crate) fn raise(&self, core: &mut PoolGuard<'_, PoolCore>) {
-        self.device.peaks.raise(self.number, &mut core.stats, &*self.device);
+    pub(crate) fn raise(&self, core: &mut PoolCore) {
+        if core.stats.is_above() {
+            self.device.peaks.raise(self.number, &mut core.stats, &*self.device);
+        }
     }
 
     /// The allocator is gone: nothing is cached from now on.
     pub(crate) fn close(self: &Arc<Self>) {
-        if self.device.is_forked() {
-            // The child may hold allocations, but must not look whether it does.
-            std::mem::forget(Arc::clone(self));
-            return;
-        }
         let mut core = self.core.lock();
         core.stats.attention |= CLOSED;
         self.unshare(&mut core);

@@ -6,11 +6,12 @@
 //! * A handle is a number that is looked up: a stale, foreign or null one is [`Status::InvalidHandle`].
 //! * A pointer to an argument or a result is checked for null; otherwise it must be what the function says.
 //! * A device address is looked up, never followed.
-//! * A failed call changes nothing.
+//! * A failed call to allocate, free or record changes nothing.
 
 mod allocator;
 mod cupy;
 mod devices;
+mod guest;
 mod logging;
 mod registry;
 mod report;

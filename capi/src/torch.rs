@@ -5,8 +5,9 @@
 
 use crate::allocator::{number, pointer};
 use crate::devices::Device;
+use crate::guest::{Guest, told};
 use crate::registry;
-use crate::status::{Result, caught, remember, say};
+use crate::status::{Result, caught, remember};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use vramalloc::DevicePtr;
@@ -26,15 +27,14 @@ fn device(ordinal: c_int) -> Result<&'static Device> {
     registry::own()?.0.get(i32::from(ordinal as i8))
 }
 
-/// Runs what has no way to answer: a failure is told on standard error.
-fn told(what: &str, body: impl FnOnce() -> Result<()>) {
-    if let Err(failure) = caught(body) {
-        remember(&failure);
-        if failure.status() != crate::Status::Forked {
-            say(&format!("vramalloc: {what} failed: {failure}"));
-        }
-    }
-}
+const TORCH: Guest = Guest {
+    name: "PyTorch",
+    log: "torch",
+    device,
+    null: "THE TENSOR HAS NO MEMORY: PyTorch does not check for null. A kernel that uses it will fail with an illegal \
+           memory access, and nothing works after that. Behind torch.cuda.MemPool PyTorch raises OutOfMemoryError \
+           instead (vramalloc.use_as_mempool).",
+};
 
 /// Allocates for PyTorch as its current allocator (`alloc_fn_name`).
 ///
@@ -45,38 +45,13 @@ fn told(what: &str, body: impl FnOnce() -> Result<()>) {
 /// `stream` is a stream of the device that exists.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vram_torch_alloc(size: usize, ordinal: c_int, stream: *mut c_void) -> *mut c_void {
-    match caught(|| device(ordinal)?.alloc(size as u64, number(stream))) {
-        Ok(ptr) => {
-            log::trace!("torch: alloc {size} on device {ordinal}, stream {stream:?}: {ptr}");
-            pointer(ptr)
-        }
-        Err(failure) => {
-            remember(&failure);
-            say(&format!(
-                "vramalloc: PyTorch asked for {size} bytes on device {ordinal}, and cannot have them:\n{failure}\n\
-                 vramalloc: THE TENSOR HAS NO MEMORY: PyTorch does not check for null. A kernel that uses it will fail \
-                 with an illegal memory access, and nothing works after that. Behind torch.cuda.MemPool PyTorch raises \
-                 OutOfMemoryError instead (vramalloc.use_as_mempool)."
-            ));
-            null_mut()
-        }
-    }
+    TORCH.alloc(size, ordinal, stream)
 }
 
 /// Frees for PyTorch (`free_fn_name`). Size, device and stream are those of the allocation; the stream may be gone.
 #[unsafe(no_mangle)]
 pub extern "C" fn vram_torch_free(ptr: *mut c_void, _size: usize, ordinal: c_int, _stream: *mut c_void) {
-    told("freeing", || free(ptr, ordinal));
-}
-
-fn free(ptr: *mut c_void, ordinal: c_int) -> Result<()> {
-    if ptr.is_null() {
-        return Ok(());
-    }
-    let device = device(ordinal)?;
-    device.check_not_forked()?;
-    log::trace!("torch: free {ptr:?} on device {ordinal}");
-    Ok(device.allocator.free_raw(DevicePtr(number(ptr)))?)
+    told("freeing", || TORCH.free(ptr, ordinal));
 }
 
 /// Allocates a segment for a `torch.cuda.MemPool`: null means out of memory there, which PyTorch handles.
@@ -106,7 +81,7 @@ pub unsafe extern "C" fn vram_torch_segment_alloc(
 #[unsafe(no_mangle)]
 pub extern "C" fn vram_torch_segment_free(ptr: *mut c_void, _size: usize, ordinal: c_int, _stream: *mut c_void) {
     told("giving a segment back", || {
-        free(ptr, ordinal)?;
+        TORCH.free(ptr, ordinal)?;
         device(ordinal)?.empty_cache_for_good().map(drop)
     });
 }

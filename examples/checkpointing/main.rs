@@ -38,8 +38,7 @@ struct Row {
 fn run(options: &Options) -> Result<()> {
     let device = Device::open(options.device, SimDriver::builder().capacity(4 << 30))?;
     device.print();
-    let is_sim = device.is_simulated();
-    let pick = |name: &str, sim: usize, gpu: usize| options.size(name, if is_sim { sim } else { gpu });
+    let pick = options.sizes_on(&device);
     let text = Text::load();
     let (width, length, batch) = (pick("width", 16, 256), pick("length", 16, 128), pick("batch", 2, 16));
     println!("model       layers of width {width}, {batch} sequences of {length}\n");
@@ -54,7 +53,7 @@ fn run(options: &Options) -> Result<()> {
         let segment = (layers as f64).sqrt().round() as usize;
         let (plain, plain_allocated, gradients) = measure(&device, shape, &text, batch, 0)?;
         let (checkpointed, allocated, again) = measure(&device, shape, &text, batch, segment)?;
-        same(&gradients, &again, is_sim);
+        same(&gradients, &again, device.is_simulated());
         println!(
             "{layers:>7}{segment:>10}{:>16}{:>16}{:>8.2}{:>26}",
             human_bytes(plain),

@@ -55,7 +55,7 @@ fn run(options: &Options) -> Result<()> {
     let is_sim = device.is_simulated();
     let (gpus, libraries) = gpus();
     println!("collective  {libraries}");
-    let pick = |name: &str, sim: usize, gpu: usize| options.size(name, if is_sim { sim } else { gpu });
+    let pick = options.sizes_on(&device);
     let (width, length, layers) = (pick("width", 32, 512), pick("length", 16, 128), pick("layers", 2, 6));
     let shape = GptShape { words: Text::load().words(), length, width, heads: (width / 64).max(2), layers };
     let plan = Plan { shape, batch: pick("batch", 4, 16), steps: pick("steps", 8, 50) };

@@ -36,8 +36,7 @@ const PAGES: f64 = (4 << 20) as f64;
 fn run(options: &Options) -> Result<()> {
     let device = Device::open(options.device, SimDriver::builder().capacity(1 << 30))?;
     device.print();
-    let is_sim = device.is_simulated();
-    let pick = |name: &str, sim: usize, gpu: usize| options.size(name, if is_sim { sim } else { gpu });
+    let pick = options.sizes_on(&device);
     let limit = (pick("limit", 24, 8192) as u64) << 20;
     let text = Text::load();
     let (width, length, layers) = (pick("width", 32, 512), pick("length", 16, 128), pick("layers", 2, 8));

@@ -45,8 +45,7 @@ fn run(options: &Options) -> Result<()> {
     let device = Device::open(options.device, SimDriver::builder().capacity(1 << 30))?;
     device.print();
     let text = Text::load();
-    let is_sim = device.is_simulated();
-    let pick = |name: &str, sim: usize, gpu: usize| options.size(name, if is_sim { sim } else { gpu });
+    let pick = options.sizes_on(&device);
     let width = pick("width", 32, 512);
     let window = pick("window", 24, 96);
     let (words, layers) = (text.words(), pick("layers", 2, 4));
@@ -100,7 +99,7 @@ fn run(options: &Options) -> Result<()> {
         serve(&devices, &text, &plan, &mut alloc)?;
         results.push(("cuMemAllocAsync", serve(&devices, &text, &plan, &mut alloc)?));
     }
-    print(&results, is_sim)?;
+    print(&results, devices[0].is_simulated())?;
     devices[0].assert_clean();
     Ok(())
 }

@@ -39,8 +39,7 @@ struct Outcome {
 fn run(options: &Options) -> Result<()> {
     let device = Device::open(options.device, SimDriver::builder().capacity(1 << 30))?;
     device.print();
-    let is_sim = device.is_simulated();
-    let pick = |name: &str, sim: usize, gpu: usize| options.size(name, if is_sim { sim } else { gpu });
+    let pick = options.sizes_on(&device);
     let text = Text::load();
     let (length, width, layers) = (pick("length", 32, 128), pick("width", 32, 512), pick("layers", 2, 6));
     let shape = GptShape { words: text.words(), length, width, heads: (width / 64).max(2), layers };

@@ -43,8 +43,7 @@ const SGD: Sgd = Sgd { rate: 0.01, momentum: 0.9 };
 fn run(options: &Options) -> Result<()> {
     let first = Device::open(options.device, SimDriver::builder().capacity(1 << 30))?;
     first.print();
-    let is_sim = first.is_simulated();
-    let pick = |name: &str, sim: usize, gpu: usize| options.size(name, if is_sim { sim } else { gpu });
+    let pick = options.sizes_on(&first);
     let (width, length, layers) = (pick("width", 32, 512), pick("length", 16, 128), pick("layers", 4, 8));
     let shape = GptShape { words: Text::load().words(), length, width, heads: (width / 64).max(2), layers };
     let plan =

@@ -34,8 +34,7 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     let device = Device::open(options.device, SimDriver::builder().capacity(4 << 30))?;
     device.print();
-    let pick =
-        |name: &str, sim: usize, gpu: usize| options.size(name, if device.is_simulated() { sim } else { gpu });
+    let pick = options.sizes_on(&device);
     let (batch, side, steps) = (pick("batch", 2, 32), pick("image", 32, 224), pick("steps", 2, 10));
     let is_set = std::env::var_os("VRAMALLOC_CONF").is_some();
     let config = if is_set { Config::from_env()? } else { Config::default().segments(Segments::Auto) };

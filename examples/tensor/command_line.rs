@@ -1,6 +1,6 @@
 //! The examples' command lines: `--device` and numbers.
 
-use super::Result;
+use super::{Device, Result};
 use std::process::ExitCode;
 use vramalloc::DeviceChoice;
 
@@ -22,6 +22,12 @@ impl Options {
 
     pub fn size(&self, name: &str, or: usize) -> usize {
         self.number(name, or as u64) as usize
+    }
+
+    /// Sizes with one default for the simulated device and one for GPUs.
+    pub fn sizes_on<'a>(&'a self, device: &Device) -> impl Fn(&str, usize, usize) -> usize + use<'a> {
+        let is_sim = device.is_simulated();
+        move |name, sim, gpu| self.size(name, if is_sim { sim } else { gpu })
     }
 }
 

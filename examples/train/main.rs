@@ -46,8 +46,7 @@ fn run(options: &Options) -> Result<()> {
     let device = Device::open(options.device, SimDriver::builder().capacity(1 << 30))?;
     device.print();
     let text = Text::load();
-    let is_sim = device.is_simulated();
-    let pick = |name: &str, sim: usize, gpu: usize| options.size(name, if is_sim { sim } else { gpu });
+    let pick = options.sizes_on(&device);
     let width = pick("width", 32, 256);
     let shape = GptShape {
         words: text.words(),
@@ -61,7 +60,7 @@ fn run(options: &Options) -> Result<()> {
         batch: options.size("batch", 8),
         steps: pick("steps", 40, 300),
         rounds: pick("rounds", 3, 5),
-        steps_in_round: if is_sim { 2 } else { 20 },
+        steps_in_round: if device.is_simulated() { 2 } else { 20 },
     };
     println!("text        {} characters, {} different ones", text.len(), text.words());
     learn(&device, &text, &plan)?;

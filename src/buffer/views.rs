@@ -81,47 +81,57 @@ pub(super) fn debug<T>(
         .finish()
 }
 
+/// What both kinds of views tell.
+macro_rules! accessors {
+    ($view:ident) => {
+        impl<T> $view<'_, T> {
+            /// The number of values.
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Whether there are none.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+
+            /// The bytes of all values together.
+            #[must_use]
+            pub fn num_bytes(&self) -> usize {
+                self.len * size_of::<T>()
+            }
+
+            /// The device address of the first value.
+            #[must_use]
+            pub fn ptr(&self) -> DevicePtr {
+                self.ptr
+            }
+
+            /// The buffer's stream.
+            #[must_use]
+            pub fn stream(&self) -> Stream {
+                self.allocation.stream()
+            }
+
+            /// Announces a use on another stream; see [`Allocation::record_stream`].
+            ///
+            /// # Errors
+            /// [`Error::WrongDevice`](crate::Error::WrongDevice) for a stream of another allocator.
+            pub fn record_stream(&self, stream: &Stream) -> Result<()> {
+                self.allocation.record_stream(stream)
+            }
+        }
+    };
+}
+
+accessors!(DeviceView);
+accessors!(DeviceViewMut);
+
 impl<'a, T> DeviceView<'a, T> {
     pub(crate) fn new(ptr: DevicePtr, len: usize, allocation: &'a Allocation, binding: ViewBinding<'a>) -> Self {
         Self { ptr, len, allocation, binding, marker: PhantomData }
-    }
-
-    /// The number of values.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The bytes of all values together.
-    #[must_use]
-    pub fn num_bytes(&self) -> usize {
-        self.len * size_of::<T>()
-    }
-
-    /// The device address of the first value.
-    #[must_use]
-    pub fn ptr(&self) -> DevicePtr {
-        self.ptr
-    }
-
-    /// The buffer's stream.
-    #[must_use]
-    pub fn stream(&self) -> Stream {
-        self.allocation.stream()
-    }
-
-    /// Announces a use on another stream; see [`Allocation::record_stream`].
-    ///
-    /// # Errors
-    /// [`Error::WrongDevice`](crate::Error::WrongDevice) for a stream of another allocator.
-    pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        self.allocation.record_stream(stream)
     }
 
     fn part(&self, range: Range<usize>) -> Self {
@@ -185,44 +195,6 @@ impl<'a, T> DeviceViewMut<'a, T> {
         binding: ViewMutBinding<'a>,
     ) -> Self {
         Self { ptr, len, allocation, binding, marker: PhantomData }
-    }
-
-    /// The number of values.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The bytes of all values together.
-    #[must_use]
-    pub fn num_bytes(&self) -> usize {
-        self.len * size_of::<T>()
-    }
-
-    /// The device address of the first value.
-    #[must_use]
-    pub fn ptr(&self) -> DevicePtr {
-        self.ptr
-    }
-
-    /// The buffer's stream.
-    #[must_use]
-    pub fn stream(&self) -> Stream {
-        self.allocation.stream()
-    }
-
-    /// Announces a use on another stream; see [`Allocation::record_stream`].
-    ///
-    /// # Errors
-    /// [`Error::WrongDevice`](crate::Error::WrongDevice) for a stream of another allocator.
-    pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        self.allocation.record_stream(stream)
     }
 
     /// The same, to be read.

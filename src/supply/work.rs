@@ -127,10 +127,7 @@ impl State {
         core.claim(id);
         let at = core.place_in(id, window.start, request.bytes, request.alignment, request.class);
         let taken = core.carve_at(id, at, request);
-        core.record_alloc(taken.id);
-        if core.stats.is_above() {
-            pool.raise(&mut core);
-        }
+        pool.handed_out(&mut core, taken.id);
         Ok(Ok(taken))
     }
 

@@ -1,9 +1,9 @@
 //! `vramalloc fit`.
 
 use crate::replay::print;
-use crate::setup::parse_capacity;
+use crate::setup::{Format, config_of, parse_capacity};
 use crate::{Failure, input, input::Input};
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -28,12 +28,6 @@ pub(crate) struct Args {
     /// A table for people, or a JSON object a line and run.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Table,
-    Json,
 }
 
 /// What a run needs under one kind of segments.
@@ -65,11 +59,7 @@ struct Answer<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let config = match &args.config {
-        Some(text) => text.parse(),
-        None => Config::from_env(),
-    };
-    let config = config.map_err(|error| Failure::Usage(error.to_string()))?;
+    let config = config_of(args.config.as_deref())?;
     let mut runs = Vec::new();
     for file in &args.files {
         runs.extend(input::read(file)?);

@@ -1,8 +1,8 @@
 //! `vramalloc replay`.
 
-use crate::setup::{Opened, Setup, failed};
+use crate::setup::{Format, Opened, Setup, failed};
 use crate::{Failure, input};
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -41,12 +41,6 @@ pub(crate) struct Args {
     /// A table for people, or a JSON object a line and trace.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Table,
-    Json,
 }
 
 /// One line of `--format json`.

@@ -20,6 +20,13 @@ pub(crate) struct Setup {
     config: Option<String>,
 }
 
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Table,
+    Json,
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum SegmentsArg {
     Fixed,
@@ -31,6 +38,15 @@ pub(crate) fn parse_capacity(text: &str) -> Result<u64, String> {
         Some(0) | None => Err("expected bytes, or a number with a unit such as 24GiB".to_owned()),
         Some(bytes) => Ok(bytes),
     }
+}
+
+/// The configuration of a string, or of the environment.
+pub(crate) fn config_of(text: Option<&str>) -> Result<Config, Failure> {
+    let config = match text {
+        Some(text) => text.parse(),
+        None => Config::from_env(),
+    };
+    config.map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// What a replay needs.
@@ -47,11 +63,7 @@ impl Setup {
     }
 
     pub(crate) fn config(&self) -> Result<Config, Failure> {
-        let config = match &self.config {
-            Some(text) => text.parse(),
-            None => Config::from_env(),
-        };
-        let config = config.map_err(|error| Failure::Usage(error.to_string()))?;
+        let config = config_of(self.config.as_deref())?;
         Ok(match self.segments {
             Some(SegmentsArg::Fixed) => config.segments(Segments::Fixed),
             Some(SegmentsArg::Expandable) => config.segments(Segments::Expandable),
