@@ -98,7 +98,7 @@ impl Session {
         self.clock.now()
     }
 
-    /// What turns the times of records into nanosecondseconds, and into microseconds since 1970.
+    /// What turns the times of records into nanoseconds, and into microseconds since 1970.
     pub(crate) fn dial(&self) -> Dial {
         self.clock.dial()
     }
