@@ -27,19 +27,40 @@ pub struct Allocation {
 
 const _: () = assert!(std::mem::size_of::<Allocation>() == 32);
 
-/// What an [`Allocation`] is made of, besides the bytes that were asked for.
+/// What an [`Allocation`] is made of.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts {
     pub(crate) pool: NonNull<StreamPool>,
+    pub(crate) requested: u64,
     pub(crate) block: BlockHandle,
 }
+
+// SAFETY: the pointer is to a pool that may be used by any thread, and is only ever used by shared reference.
+unsafe impl Send for Parts {}
+// SAFETY: as above.
+unsafe impl Sync for Parts {}
 
 impl Parts {
     /// For zero bytes: no block, and a counted reference to the pool.
     #[cold]
     pub(crate) fn empty(pool: &Arc<StreamPool>) -> Self {
         let counted = std::mem::ManuallyDrop::new(Arc::clone(pool));
-        Self { pool: NonNull::from(&**counted), block: BlockHandle::EMPTY }
+        Self { pool: NonNull::from(&**counted), requested: 0, block: BlockHandle::EMPTY }
+    }
+
+    /// Frees the block, of which there must be one.
+    ///
+    /// # Safety
+    /// They are those of an allocation that was taken apart, and no copy of them is used any more.
+    #[inline(always)]
+    pub(crate) unsafe fn free(self) {
+        // SAFETY: a pool lives as long as its live blocks, of which this is one.
+        let last = unsafe { self.pool.as_ref() }.free(self.requested, self.block);
+        // Dropped here, outside of the pool's own method, when no reference to it is left: the last one of a pool that
+        // nobody else has ends the pool.
+        if last.is_some() {
+            drop_last(last);
+        }
     }
 }
 
@@ -50,9 +71,20 @@ unsafe impl Sync for Allocation {}
 
 impl Allocation {
     #[inline(always)]
-    pub(crate) fn new(parts: Parts, requested: u64) -> Self {
-        let Parts { pool, block } = parts;
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { pool, requested, block } = parts;
         Self { pool, requested, addr: block.addr, tag: AtomicU64::new(block.tag) }
+    }
+
+    #[inline(always)]
+    fn parts(&self) -> Parts {
+        Parts { pool: self.pool, requested: self.requested, block: self.block() }
+    }
+
+    /// Takes it apart, without freeing.
+    #[inline(always)]
+    pub(crate) fn into_parts(self) -> Parts {
+        std::mem::ManuallyDrop::new(self).parts()
     }
 
     #[inline(always)]
@@ -60,12 +92,11 @@ impl Allocation {
         BlockHandle { addr: self.addr, tag: self.tag.load(Ordering::Relaxed) }
     }
 
-    /// The counted reference of an allocation of zero bytes, for its drop.
     #[cold]
     #[inline(never)]
-    fn drop_empty(&self) -> LastReference {
+    fn drop_empty(&self) {
         // SAFETY: made by `Parts::empty`, which counted this reference; it is given back once.
-        Some(unsafe { Arc::from_raw(self.pool.as_ptr().cast_const()) } as _)
+        drop(unsafe { Arc::from_raw(self.pool.as_ptr().cast_const()) });
     }
 
     #[inline(always)]
@@ -138,24 +169,17 @@ impl Allocation {
             self.pool().core.lock().record_use(id, clock);
         }
     }
-
-    /// For the table of raw addresses when the allocator goes: the memory stays as it is.
-    pub(crate) fn forget(self) {
-        std::mem::forget(self);
-    }
 }
 
 impl Drop for Allocation {
     #[inline]
     fn drop(&mut self) {
-        // What comes back is dropped here, outside of the pool's own method, when no reference to it is left: the last one
-        // of a pool that nobody else has ends the pool.
-        let tag = *self.tag.get_mut();
-        let block = BlockHandle { addr: self.addr, tag };
-        let last = if block.id() == NONE { self.drop_empty() } else { self.pool().free(self.requested, block) };
-        if last.is_some() {
-            drop_last(last);
+        let parts = self.parts();
+        if parts.block.id() == NONE {
+            return self.drop_empty();
         }
+        // SAFETY: its own parts, at its end.
+        unsafe { parts.free() };
     }
 }
 

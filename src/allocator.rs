@@ -10,7 +10,7 @@ use crate::error::{Error, OutOfMemory, Result};
 use crate::event::EventPool;
 use crate::live::LiveTable;
 use crate::pinned::HostPool;
-use crate::pool::{BlockHandle, RETIRED, Request, Taken};
+use crate::pool::{RETIRED, Request, Taken};
 use crate::private::PrivatePool;
 use crate::reclaim;
 use crate::shared::Whole;
@@ -200,17 +200,21 @@ impl CachingAllocator {
     /// bytes on; [`Error::WrongDevice`]; [`Error::Driver`] if the driver fails otherwise. A failure changes nothing.
     #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream) -> Result<Allocation> {
+        Ok(Allocation::new(self.alloc_any(bytes, stream)?))
+    }
+
+    #[inline(always)]
+    fn alloc_any(&self, requested: u64, stream: &Stream) -> Result<Parts> {
         let pool = &stream.pool;
         let device = &*self.inner.device;
-        let plain = bytes.wrapping_sub(1) < pool.plain_bytes;
-        let mut parts = Parts { pool: NonNull::from(&**pool), block: BlockHandle::EMPTY };
+        let plain = requested.wrapping_sub(1) < pool.plain_bytes;
         if plain && std::ptr::eq(&raw const *pool.device, device) && device.is_usable() {
-            parts.block = pool.take_plain(bytes);
+            let block = pool.take_plain(requested);
+            if block.id() != NONE {
+                return Ok(Parts { pool: NonNull::from(&**pool), requested, block });
+            }
         }
-        if parts.block.id() == NONE {
-            parts = self.alloc_parts(bytes, MIN_BLOCK_BYTES, stream)?;
-        }
-        Ok(Allocation::new(parts, bytes))
+        self.alloc_parts(requested, MIN_BLOCK_BYTES, stream)
     }
 
     /// [`alloc`](Self::alloc) at a multiple of `alignment`, a power of two up to [`MAX_ALIGNMENT`]. Every
@@ -219,7 +223,7 @@ impl CachingAllocator {
     /// # Errors
     /// [`Error::InvalidAlignment`], and as [`alloc`](Self::alloc).
     pub fn alloc_aligned(&self, bytes: u64, alignment: u64, stream: &Stream) -> Result<Allocation> {
-        Ok(Allocation::new(self.alloc_parts(bytes, alignment, stream)?, bytes))
+        Ok(Allocation::new(self.alloc_parts(bytes, alignment, stream)?))
     }
 
     #[inline(never)]
@@ -247,7 +251,7 @@ impl CachingAllocator {
             Some(taken) => taken,
             None => self.alloc_slow(pool, &request)?,
         };
-        Ok(Parts { pool: NonNull::from(&**pool), block: taken.handle(bytes) })
+        Ok(Parts { pool: NonNull::from(&**pool), requested: bytes, block: taken.handle(bytes) })
     }
 
     #[cold]
@@ -274,7 +278,14 @@ impl CachingAllocator {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_raw(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
-        Ok(self.keep(self.alloc(bytes, stream)?))
+        let parts = self.alloc_any(bytes, stream)?;
+        let addr = parts.block.addr;
+        if addr == 0 {
+            drop(Allocation::new(parts));
+        } else {
+            self.inner.live.insert(parts);
+        }
+        Ok(DevicePtr(addr))
     }
 
     /// Turns an allocation into its bare address, to be freed by [`free_raw`](Self::free_raw).
@@ -284,14 +295,9 @@ impl CachingAllocator {
     #[must_use]
     pub fn into_raw(&self, allocation: Allocation) -> DevicePtr {
         assert!(Arc::ptr_eq(&allocation.pool().device, &self.inner.device), "an allocation of another allocator");
-        self.keep(allocation)
-    }
-
-    #[inline(always)]
-    fn keep(&self, allocation: Allocation) -> DevicePtr {
         let ptr = allocation.ptr();
         if !ptr.is_null() {
-            self.inner.live.insert(ptr, allocation);
+            self.inner.live.insert(allocation.into_parts());
         }
         ptr
     }
@@ -304,7 +310,7 @@ impl CachingAllocator {
         if self.inner.device.is_forked() {
             return Err(self.inner.device.unusable());
         }
-        self.inner.live.remove(ptr).ok_or_else(|| self.misuse(ptr))
+        self.inner.live.remove(ptr.0).map(Allocation::new).ok_or_else(|| self.misuse(ptr))
     }
 
     /// Frees what [`alloc_raw`](Self::alloc_raw) gave. Null is nothing. One hash look-up more than dropping an
@@ -320,9 +326,10 @@ impl CachingAllocator {
         if self.inner.device.is_forked() {
             return Err(self.inner.device.unusable());
         }
-        match self.inner.live.remove(ptr) {
-            Some(allocation) => {
-                drop(allocation);
+        match self.inner.live.remove(ptr.0) {
+            Some(parts) => {
+                // SAFETY: the table's, which had the only copy.
+                unsafe { parts.free() };
                 Ok(())
             }
             None => Err(self.misuse(ptr)),
@@ -339,7 +346,7 @@ impl CachingAllocator {
         }
         self.inner
             .live
-            .with(ptr, |allocation| allocation.record_stream(stream))
+            .with(ptr.0, |allocation| allocation.record_stream(stream))
             .unwrap_or_else(|| Err(self.misuse(ptr)))
     }
 
@@ -552,7 +559,7 @@ impl CachingAllocator {
     /// Whether `ptr` is a live allocation that was made, or let go, as a raw address.
     #[must_use]
     pub fn is_live_raw(&self, ptr: DevicePtr) -> bool {
-        self.inner.live.with(ptr, |_| ()).is_some()
+        self.inner.live.with(ptr.0, |_| ()).is_some()
     }
 
     /// Every segment and block, at one moment. Locks every pool for that moment.

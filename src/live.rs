@@ -3,9 +3,11 @@
 //! Sharded, so that threads freeing different addresses seldom meet. A shard is a table with open addressing: the hot path
 //! of such callers, a third of whose instructions a general map would be.
 
-use crate::allocation::Allocation;
-use crate::driver::DevicePtr;
+use crate::allocation::{Allocation, Parts};
+use crate::pool::BlockHandle;
 use crate::sync::PoolMutex;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
 
 const SHARDS: usize = 64;
 
@@ -15,7 +17,7 @@ struct Shard(PoolMutex<Table>);
 
 /// The table. Look-up, insertion and removal are O(1).
 pub(crate) struct LiveTable {
-    shards: Box<[Shard]>,
+    shards: Box<[Shard; SHARDS]>,
 }
 
 /// Addresses are multiples of 512, and often of far more: the multiplication spreads what lies above, into the upper bits.
@@ -25,9 +27,16 @@ fn hash(addr: u64) -> u64 {
     (addr >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
+/// Where an address belongs in a shard's table, if that is so large.
+#[inline(always)]
+fn home(addr: u64) -> usize {
+    (hash(addr) >> 26) as usize
+}
+
 impl LiveTable {
     pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Shard(PoolMutex::new(Table::default()))).collect() }
+        let shards: Vec<_> = (0..SHARDS).map(|_| Shard(PoolMutex::new(Table::default()))).collect();
+        Self { shards: shards.try_into().unwrap_or_else(|_| unreachable!("as many as were made")) }
     }
 
     #[inline(always)]
@@ -35,102 +44,131 @@ impl LiveTable {
         &self.shards[(hash(addr) >> 58) as usize % SHARDS].0
     }
 
+    /// Keeps the parts of an allocation that has a block.
     #[inline]
-    pub(crate) fn insert(&self, ptr: DevicePtr, allocation: Allocation) {
-        self.shard(ptr.0).lock().insert(allocation);
+    pub(crate) fn insert(&self, parts: Parts) {
+        self.shard(parts.block.addr).lock().insert(parts);
     }
 
     #[inline]
-    pub(crate) fn remove(&self, ptr: DevicePtr) -> Option<Allocation> {
-        self.shard(ptr.0).lock().remove(ptr.0)
+    pub(crate) fn remove(&self, addr: u64) -> Option<Parts> {
+        self.shard(addr).lock().remove(addr)
     }
 
-    pub(crate) fn with<T>(&self, ptr: DevicePtr, f: impl FnOnce(&Allocation) -> T) -> Option<T> {
-        let table = self.shard(ptr.0).lock();
-        let at = table.find(ptr.0)?;
-        table.slots[at].as_ref().map(f)
+    pub(crate) fn with<T>(&self, addr: u64, f: impl FnOnce(&Allocation) -> T) -> Option<T> {
+        let mut table = self.shard(addr).lock();
+        let at = table.find(addr)?;
+        let allocation = ManuallyDrop::new(Allocation::new(table.slots[at]));
+        let result = f(&allocation);
+        table.slots[at] = ManuallyDrop::into_inner(allocation).into_parts(); // streams may be recorded now
+        Some(result)
     }
 
+    /// The allocator goes: the memory of what is live stays as it is.
     pub(crate) fn forget_all(&self) {
         for shard in &*self.shards {
-            let live = std::mem::take(&mut *shard.0.lock());
-            live.slots.into_iter().flatten().for_each(Allocation::forget);
+            *shard.0.lock() = Table::default();
         }
     }
 }
 
-/// Allocations by address, with linear probing; at most three quarters full.
+/// Allocations by address, with linear probing; at most half full, since short runs cost less than the slots.
 #[derive(Default)]
 struct Table {
     /// A power of two of them, or none.
-    slots: Vec<Option<Allocation>>,
+    slots: Box<[Parts]>,
     count: usize,
+    /// Half of the slots.
+    count_max: usize,
 }
 
+/// A slot without an allocation: one without an address.
+const VACANT: Parts = Parts { pool: NonNull::dangling(), requested: 0, block: BlockHandle::EMPTY };
+
 impl Table {
+    /// The slots, of which there must be some, and the mask of their indices.
     #[inline(always)]
-    fn home(&self, addr: u64) -> usize {
-        (hash(addr) >> 26) as usize & (self.slots.len() - 1)
+    fn slots(&mut self) -> (&mut [Parts], usize) {
+        let slots = &mut *self.slots;
+        // SAFETY: `grow` makes slots, a power of two of them, and was called before anything was put in, which is
+        // when the callers come here.
+        unsafe { std::hint::assert_unchecked(slots.len().is_power_of_two()) };
+        let mask = slots.len() - 1;
+        (slots, mask)
     }
 
     #[inline(always)]
-    fn after(&self, at: usize) -> usize {
-        (at + 1) & (self.slots.len() - 1)
-    }
-
-    #[inline(always)]
-    fn insert(&mut self, allocation: Allocation) {
-        if (self.count + 1) * 4 > self.slots.len() * 3 {
+    fn insert(&mut self, parts: Parts) {
+        if self.count == self.count_max {
             self.grow();
         }
         self.count += 1;
-        let mut at = self.home(allocation.ptr().0);
-        while let Some(other) = &self.slots[at] {
-            debug_assert_ne!(other.ptr(), allocation.ptr(), "handed out twice");
-            at = self.after(at);
+        let addr = parts.block.addr;
+        let (slots, mask) = self.slots();
+        let mut at = home(addr) & mask;
+        while slots[at].block.addr != 0 {
+            debug_assert_ne!(slots[at].block.addr, addr, "handed out twice");
+            at = (at + 1) & mask;
         }
-        let before = self.slots[at].replace(allocation);
-        std::mem::forget(before); // nothing
+        slots[at] = parts;
     }
 
     #[cold]
     #[inline(never)]
     fn grow(&mut self) {
-        let slots = (0..(self.slots.len() * 2).max(16)).map(|_| None).collect();
-        let former = std::mem::replace(&mut self.slots, slots);
+        let slots = vec![VACANT; (self.slots.len() * 2).max(16)];
+        self.count_max = slots.len() / 2;
+        let former = std::mem::replace(&mut self.slots, slots.into());
         self.count = 0;
-        former.into_iter().flatten().for_each(|allocation| self.insert(allocation));
+        for parts in former.into_iter().filter(|parts| parts.block.addr != 0) {
+            self.insert(parts);
+        }
     }
 
     #[inline(always)]
-    fn find(&self, addr: u64) -> Option<usize> {
-        if self.count == 0 {
+    fn find(&mut self, addr: u64) -> Option<usize> {
+        if self.count == 0 || addr == 0 {
             return None;
         }
-        let mut at = self.home(addr);
-        while self.slots[at].as_ref()?.ptr().0 != addr {
-            at = self.after(at);
+        let (slots, mask) = self.slots();
+        let mut at = home(addr) & mask;
+        while slots[at].block.addr != addr {
+            if slots[at].block.addr == 0 {
+                return None;
+            }
+            at = (at + 1) & mask;
         }
         Some(at)
     }
 
     #[inline(always)]
-    fn remove(&mut self, addr: u64) -> Option<Allocation> {
-        let mut gap = self.find(addr)?;
+    fn remove(&mut self, addr: u64) -> Option<Parts> {
+        let at = self.find(addr)?;
         self.count -= 1;
-        let found = self.slots[gap].take();
-        // What lies behind moves up, unless that would put it before its home: so no search ends too early.
-        let mut at = self.after(gap);
-        while let Some(next) = &self.slots[at] {
-            let home = self.home(next.ptr().0);
-            let mask = self.slots.len() - 1;
+        let (slots, mask) = self.slots();
+        let found = slots[at & mask];
+        slots[at & mask].block.addr = 0;
+        if slots[(at + 1) & mask].block.addr != 0 {
+            self.close(at);
+        }
+        Some(found)
+    }
+
+    /// Closes a gap: what lies behind moves up, unless that would put it before its home, so that no search ends too
+    /// early.
+    #[inline(never)]
+    fn close(&mut self, mut gap: usize) {
+        let (slots, mask) = self.slots();
+        let mut at = (gap + 1) & mask;
+        while slots[at].block.addr != 0 {
+            let home = home(slots[at].block.addr);
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(gap) & mask {
-                self.slots.swap(gap, at);
+                slots[gap & mask] = slots[at];
+                slots[at].block.addr = 0;
                 gap = at;
             }
-            at = self.after(at);
+            at = (at + 1) & mask;
         }
-        found
     }
 }
 
@@ -153,18 +191,18 @@ mod tests {
             let mut model: Vec<u64> = Vec::new();
             for (put, which) in steps {
                 if put {
-                    let allocation = allocator.alloc(512, &stream).unwrap();
-                    model.push(allocation.ptr().0);
-                    table.insert(allocation);
+                    let parts = allocator.alloc(512, &stream).unwrap().into_parts();
+                    model.push(parts.block.addr);
+                    table.insert(parts);
                 } else if !model.is_empty() {
                     let addr = model.swap_remove(which % model.len());
-                    let found = table.remove(addr);
+                    let found = table.remove(addr).map(Allocation::new);
                     prop_assert_eq!(found.map(|allocation| allocation.ptr().0), Some(addr));
                     prop_assert!(table.find(addr).is_none());
                 }
                 prop_assert_eq!(table.count, model.len());
                 prop_assert!(model.iter().all(|&addr| table.find(addr).is_some()));
-                prop_assert_eq!(table.slots.iter().flatten().count(), model.len());
+                prop_assert_eq!(table.slots.iter().filter(|parts| parts.block.addr != 0).count(), model.len());
             }
         }
     }

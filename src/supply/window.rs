@@ -88,7 +88,7 @@ struct Item {
 /// pool, which serves its next requests without a growth, and then those that take the fewest idle handles, which could
 /// be moved as long as nothing lies in them.
 ///
-/// Looks at every run of free blocks and gaps, from each block forwards and backwards. O(runs × their length).
+/// Looks at every run of free blocks and gaps, from each block forwards and backwards. O(n log n) for n blocks and gaps.
 pub(crate) fn best_windows(
     arena: &Arena,
     pieces: &Pieces,
@@ -121,29 +121,137 @@ pub(crate) fn best_windows(
         }
     }
     items.sort_unstable_by_key(|item| item.start);
-    let stretches = items.chunk_by(|a, b| a.start + a.bytes == b.start);
-    let windows =
-        stretches.filter(|run| run.iter().map(|item| item.bytes).sum::<u64>() >= bytes).flat_map(|run| {
-            let forwards =
-                (0..run.len()).filter_map(|from| window(arena, run[from..].iter(), bytes, false, policy));
-            let backwards = (0..run.len())
-                .filter(|&from| run[from].kind != Kind::Gap)
-                .filter_map(|from| window(arena, run[..=from].iter().rev(), bytes, true, policy));
-            forwards.chain(backwards)
-        });
-    let mut windows: Vec<Window> = windows.collect();
+    let mut candidates: Vec<Candidate<'_>> = items
+        .chunk_by(|a, b| a.start + a.bytes == b.start)
+        .flat_map(|run| candidates(run, bytes, policy))
+        .collect();
+    let key = |candidate: &Candidate<'_>| (candidate.need, if policy.is_tight() { candidate.own } else { 0 });
+    candidates.sort_by_key(key);
+    // Those that the rest of the order decides among.
+    let last = candidates.get(WINDOWS_MAX - 1).map(key);
+    let enough = candidates.partition_point(|candidate| last.is_none_or(|last| key(candidate) <= last));
+    candidates.truncate(enough);
     if policy.is_tight() {
         let idle = runs(pieces).into_iter().flat_map(|run| arena.whole_handles(run.start, run.end));
         let idle: BTreeSet<u64> = idle.map(|(at, _)| at).collect();
-        windows.sort_by_cached_key(|window| {
-            let own: u64 = window.own.iter().map(|(_, bytes)| bytes).sum();
-            (window.need, own, window.idle_bytes(arena, &idle), window.start)
-        });
-    } else {
-        windows.sort_unstable_by_key(|window| (window.need, window.start));
+        let mut windows: Vec<_> = candidates
+            .iter()
+            .map(|candidate| {
+                let window = candidate.window(arena, bytes, policy);
+                ((candidate.need, candidate.own, window.idle_bytes(arena, &idle), window.start), window)
+            })
+            .collect();
+        windows.sort_by_key(|(key, _)| *key);
+        return windows.into_iter().take(WINDOWS_MAX).map(|(_, window)| window).collect();
     }
-    windows.truncate(WINDOWS_MAX);
-    windows
+    candidates.sort_by_key(|candidate| (candidate.need, candidate.start));
+    candidates.iter().take(WINDOWS_MAX).map(|candidate| candidate.window(arena, bytes, policy)).collect()
+}
+
+/// A window by what speaks for it.
+struct Candidate<'a> {
+    /// What it is taken from: from the first item on, or from the last one backwards.
+    items: &'a [Item],
+    backwards: bool,
+    start: u64,
+    /// Bytes to be mapped.
+    need: u64,
+    /// Bytes of the pool's own free memory.
+    own: u64,
+}
+
+impl Candidate<'_> {
+    fn window(&self, arena: &Arena, bytes: u64, policy: &Policy) -> Window {
+        let window = if self.backwards {
+            window(arena, self.items.iter().rev(), bytes, true, policy)
+        } else {
+            window(arena, self.items.iter(), bytes, false, policy)
+        };
+        debug_assert_eq!((window.start, window.need), (self.start, self.need));
+        window
+    }
+}
+
+/// The windows of neighbouring items: from each one forwards, and from each that is mapped backwards. O(items).
+fn candidates<'a>(run: &'a [Item], bytes: u64, policy: &Policy) -> Vec<Candidate<'a>> {
+    let mut found = Vec::new();
+    // Sums over the items from `from` to `to`, without the latter.
+    let (mut from, mut to, mut sum) = (0, 0, Sum::default());
+    while from < run.len() {
+        while to < run.len() && sum.bytes < bytes {
+            sum.add(&run[to], run[to].bytes, policy);
+            to += 1;
+        }
+        if sum.bytes < bytes {
+            break; // nor from any later one
+        }
+        let last = &run[to - 1];
+        let mut part = sum;
+        part.cut(last, sum.bytes - bytes, policy);
+        found.push(Candidate {
+            items: &run[from..to],
+            backwards: false,
+            start: run[from].start,
+            need: part.need,
+            own: part.own,
+        });
+        sum.cut(&run[from], run[from].bytes, policy);
+        from += 1;
+    }
+    let (mut from, mut sum) = (0, Sum::default());
+    for (index, item) in run.iter().enumerate() {
+        sum.add(item, item.bytes, policy);
+        while sum.bytes - run[from].bytes >= bytes {
+            sum.cut(&run[from], run[from].bytes, policy);
+            from += 1;
+        }
+        if sum.bytes < bytes || item.kind == Kind::Gap {
+            continue;
+        }
+        let excess = sum.bytes - bytes;
+        let mut part = sum;
+        part.cut(&run[from], excess, policy);
+        found.push(Candidate {
+            items: &run[from..=index],
+            backwards: true,
+            start: run[from].start + excess,
+            need: part.need,
+            own: part.own,
+        });
+    }
+    found
+}
+
+/// What some items come to.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    bytes: u64,
+    need: u64,
+    own: u64,
+}
+
+impl Sum {
+    fn add(&mut self, item: &Item, bytes: u64, policy: &Policy) {
+        self.bytes += bytes;
+        match item.kind {
+            Kind::Gap => self.need += policy.in_pages(bytes).min(item.bytes),
+            Kind::Own => self.own += bytes,
+            Kind::Other => {}
+        }
+    }
+
+    /// Leaves `excess` bytes of an item out, all of which are in the sum.
+    fn cut(&mut self, item: &Item, excess: u64, policy: &Policy) {
+        let (whole, left) = (item.bytes, item.bytes - excess);
+        self.bytes -= excess;
+        match item.kind {
+            Kind::Gap => {
+                self.need = self.need + policy.in_pages(left).min(whole) - policy.in_pages(whole).min(whole)
+            }
+            Kind::Own => self.own -= excess,
+            Kind::Other => {}
+        }
+    }
 }
 
 impl Window {
@@ -158,14 +266,14 @@ impl Window {
     }
 }
 
-/// The window that starts with the first item (or, backwards, ends with it).
+/// The window that starts with the first item (or, backwards, ends with it); they are enough.
 fn window<'a>(
     arena: &Arena,
     items: impl Iterator<Item = &'a Item>,
     bytes: u64,
     backwards: bool,
     policy: &Policy,
-) -> Option<Window> {
+) -> Window {
     let mut window = Window::default();
     let mut left = bytes;
     let mut first = true;
@@ -204,12 +312,10 @@ fn window<'a>(
                 window.others.push((from, to - from));
             }
         }
-        if left == 0 {
-            window.own.sort_unstable();
-            return Some(window);
-        }
     }
-    None
+    debug_assert_eq!(left, 0, "the items are enough");
+    window.own.sort_unstable();
+    window
 }
 
 #[cfg(test)]
@@ -220,6 +326,7 @@ mod tests {
     use crate::driver::PageHandle;
     use crate::driver::sim::SimDriver;
     use crate::size::MIB;
+    use proptest::prelude::*;
 
     const PAGE: u64 = 2 * MIB;
     const KIB: u64 = 1 << 10;
@@ -289,5 +396,44 @@ mod tests {
         let policy = Policy::new(&Config::default().slack(1.0), PAGE, true, 5 * PAGE, 5 * PAGE);
         let windows = best_windows(&arena, &pieces, 0, KIB, &policy);
         assert!(windows.iter().all(|window| window.others.is_empty()), "{windows:?}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+        // The sums by which windows are compared, and the windows that are built of them, against one item after another.
+        #[test]
+        fn candidates_are_what_their_windows_are(
+            parts in prop::collection::vec((0u8..3, 1u64..9), 1..40),
+            bytes in 1u64..40,
+        ) {
+            let policy = Policy::new(&Config::default(), PAGE, false, 5 * PAGE, 5 * PAGE);
+            let mut at = 0;
+            let mut run = Vec::new();
+            for (kind, parts) in parts {
+                // Gaps are whole pages, blocks are not.
+                let (kind, bytes) = match kind {
+                    0 => (Kind::Gap, parts * PAGE),
+                    1 => (Kind::Own, parts * 300 * KIB),
+                    _ => (Kind::Other, parts * 300 * KIB),
+                };
+                run.push(Item { start: at, bytes, kind });
+                at += bytes;
+            }
+            let bytes = bytes * 256 * KIB;
+            let found = candidates(&run, bytes, &policy);
+            let forwards = (0..run.len()).filter(|&from| run[from..].iter().map(|item| item.bytes).sum::<u64>() >= bytes);
+            let backwards = (0..run.len()).filter(|&last| {
+                run[last].kind != Kind::Gap && run[..=last].iter().map(|item| item.bytes).sum::<u64>() >= bytes
+            });
+            prop_assert_eq!(found.len(), forwards.count() + backwards.count());
+            let arena = Arena::default();
+            for candidate in found {
+                let window = candidate.window(&arena, bytes, &policy);
+                let own: u64 = window.own.iter().map(|(_, bytes)| bytes).sum();
+                prop_assert_eq!(window.end - window.start, bytes);
+                prop_assert_eq!((window.start, window.need, own), (candidate.start, candidate.need, candidate.own));
+                prop_assert_eq!(window.need, window.fills.iter().map(|fill| fill.must).sum::<u64>());
+            }
+        }
     }
 }
