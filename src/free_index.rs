@@ -62,6 +62,13 @@ fn above(bit: usize) -> u64 {
     u64::MAX << (bit % 64) << 1
 }
 
+/// The numbers of the bits that are set, the lowest first.
+fn set_bits(bits: u64) -> impl Iterator<Item = usize> {
+    let left = |bits: &u64| (*bits != 0).then_some(*bits);
+    std::iter::successors(left(&bits), move |bits| left(&(bits & (bits - 1))))
+        .map(|bits| bits.trailing_zeros() as usize)
+}
+
 impl FreeIndex {
     pub(crate) fn new() -> Self {
         const { assert!(NONE == 0) };
@@ -183,8 +190,9 @@ impl FreeIndex {
 
     /// All blocks, by bin.
     pub(crate) fn iter<'a>(&'a self, blocks: &'a Records) -> impl Iterator<Item = BlockId> + 'a {
-        let rows = (0..ROWS).filter(move |&row| self.0.bins[row] != 0);
-        rows.flat_map(|row| row * SUBS..(row + 1) * SUBS).flat_map(move |bin| self.list(blocks, bin))
+        let bins =
+            set_bits(self.0.rows).flat_map(move |row| set_bits(self.0.bins[row]).map(move |sub| row * SUBS + sub));
+        bins.flat_map(move |bin| self.list(blocks, bin))
     }
 
     fn list<'a>(&'a self, blocks: &'a Records, bin: usize) -> impl Iterator<Item = BlockId> + 'a {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// How blocks may be cut, from the configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
-    /// The smallest remainder that is split off, by size class.
+    /// The smallest remainder that is split off a block of a fixed segment, by size class.
     split_remainder: [u64; 2],
     /// Blocks of this size or more are oversize.
     max_split: u64,
@@ -36,9 +36,8 @@ pub(crate) struct Rules {
 
 impl Rules {
     pub(crate) fn new(config: &Config, expandable: bool) -> Self {
-        let large = if expandable { MIN_BLOCK_BYTES } else { LARGE_SPLIT_REMAINDER_BYTES + MIN_BLOCK_BYTES };
         Self {
-            split_remainder: [MIN_BLOCK_BYTES, large],
+            split_remainder: [MIN_BLOCK_BYTES, LARGE_SPLIT_REMAINDER_BYTES + MIN_BLOCK_BYTES],
             max_split: if expandable { u64::MAX } else { config.max_split() },
             non_split_slack: config.max_non_split_rounding_bytes,
             expandable,
@@ -254,12 +253,9 @@ impl PoolCore {
             return None;
         }
         free.remove(blocks, id);
-        if K::EXPANDABLE && size > bytes && class == SizeClass::Large {
-            let at = self.place_in(id, addr, bytes, MIN_BLOCK_BYTES, class);
-            if at != addr {
-                id = self.cut_front(id, at);
-                addr = at;
-            }
+        if K::EXPANDABLE && size > bytes && class == SizeClass::Large && self.has_older_next(id) {
+            addr += size - bytes;
+            id = self.cut_at::<K>(id, addr);
         }
         let size = self.hand_out::<K>(id, addr, requested, bytes, class, true);
         // An ordinary block is larger than its request by less than 2^31 granules.
@@ -314,17 +310,27 @@ impl PoolCore {
         if low_only || high & (alignment - 1) != 0 {
             return align(from);
         }
-        // What lives long beside what lives long leaves larger holes. An edge counts as young.
-        let age = |neighbour: BlockId| match neighbour {
-            NONE => 0,
-            neighbour => self.searches.wrapping_sub(self.blocks[neighbour].born).saturating_add(1),
-        };
-        if age(block.next) > age(block.prev) { high } else { align(from) }
+        if self.has_older_next(id) { high } else { align(from) }
+    }
+
+    /// Whether the older neighbour is the one behind: what lives long beside what lives long leaves larger holes. An edge
+    /// counts as young.
+    #[inline(always)]
+    fn has_older_next(&self, id: BlockId) -> bool {
+        let Block { prev, next, .. } = self.blocks[id];
+        let age = |neighbour: BlockId| self.searches.wrapping_sub(self.blocks[neighbour].born);
+        next != NONE && (prev == NONE || age(next) > age(prev))
     }
 
     /// Cuts the request out of such a block at `at`, and hands it out.
     pub(crate) fn carve_at(&mut self, id: BlockId, at: u64, request: &Request) -> Taken {
-        let id = if at == self.blocks[id].addr { id } else { self.cut_front(id, at) };
+        let id = if at == self.blocks[id].addr {
+            id
+        } else if self.rules.expandable {
+            self.cut_at::<Expandable>(id, at)
+        } else {
+            self.cut_at::<Fixed>(id, at)
+        };
         let Request { requested, bytes, class, .. } = *request;
         let may_split = !self.rules.is_oversize(bytes);
         let size = if self.rules.expandable {
@@ -359,7 +365,10 @@ impl PoolCore {
         let whole = block.size;
         let remainder = whole - bytes;
         let mut size = whole;
-        if remainder >= self.rules.split_remainder[class.index()] && may_split {
+        // Pages can leave: whatever is too much is split off.
+        let splits =
+            if K::EXPANDABLE { remainder != 0 } else { remainder >= self.rules.split_remainder[class.index()] };
+        if splits && may_split {
             size = bytes;
             self.split_off(id, addr + size, remainder, class);
             if !K::EXPANDABLE {
@@ -393,22 +402,24 @@ impl PoolCore {
     }
 
     /// Leaves what lies before `at` as a free block; the rest is a new block, which is returned.
-    #[inline(never)]
-    fn cut_front(&mut self, id: BlockId, at: u64) -> BlockId {
-        let block = &self.blocks[id];
-        let (addr, size, epoch, state) = (block.addr, block.size, block.epoch, block.state());
-        let (class, front, part) = (block.class, at - addr, !block.is_whole_segment());
-        self.blocks[id].size = front;
-        if state == State::Claimed {
-            self.blocks[id].set_state(State::Free);
+    #[inline(always)]
+    fn cut_at<K: Kind>(&mut self, id: BlockId, at: u64) -> BlockId {
+        let Block { addr, size, epoch, class, .. } = self.blocks[id];
+        let (front, part) = (at - addr, !self.blocks[id].is_whole_segment());
+        let rest = self.blocks.insert_unlinked(at, size - front, class);
+        let blocks = &mut *self.blocks;
+        let block = &mut blocks[id];
+        block.size = front;
+        block.born = self.searches;
+        if block.state() == State::Claimed {
+            block.set_state(State::Free);
         }
-        self.blocks[id].born = self.searches;
-        self.free[class.index()].insert(&mut self.blocks, id, front);
-        let rest = self.blocks.insert(at, size - front, class);
-        self.blocks.link_after(id, rest);
-        self.blocks[rest].set_state(State::Free);
-        self.blocks[rest].epoch = epoch;
-        if !self.rules.expandable {
+        blocks.link_after(id, rest);
+        let block = &mut blocks[rest];
+        block.set_state(State::Free);
+        block.epoch = epoch;
+        self.free[class.index()].insert(blocks, id, front);
+        if !K::EXPANDABLE {
             // From here on both parts count as free parts; `hand_out` takes the rest from that.
             let (blocks, bytes) = if part { (1, 0) } else { (2, size) };
             self.stats.split_appears(class, blocks, bytes);

@@ -30,7 +30,7 @@ use crate::size::SizeClass;
 use crate::stream::StreamPool;
 use crate::sync::{Mutex, PoolGuard};
 use arena::{Arena, Handle};
-use plan::{Beyond, Idle, Order};
+use plan::{Beyond, Idle, IdleHandles, Order};
 use policy::Policy;
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -228,10 +228,13 @@ fn grow_once(
         }
     }
     // Listed once in each order; what lies in a window stays.
+    let handles = OnceCell::new();
     let lists: [OnceCell<Vec<Idle>>; Order::COUNT] = std::array::from_fn(|_| OnceCell::new());
     let idle = |window: &Window, order: Order| -> Vec<Idle> {
-        let list = lists[order as usize]
-            .get_or_init(|| plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, order));
+        let list = lists[order as usize].get_or_init(|| {
+            let all = || IdleHandles::new(&state.arenas, &locked.pieces, supply.page_bytes);
+            handles.get_or_init(all).in_order(order)
+        });
         let stays = |handle: &Idle| {
             handle.class == request.class && handle.at < window.end && handle.at + handle.bytes > window.start
         };
@@ -288,7 +291,8 @@ pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64>
     let mut locked = Locked::new(&pools);
     let mut excess = device.reserved().saturating_sub(target);
     let mut chosen = Vec::new();
-    for handle in plan::idle_handles(&state.arenas, &locked.pieces, supply.page_bytes, Order::Oldest) {
+    let handles = IdleHandles::new(&state.arenas, &locked.pieces, supply.page_bytes);
+    for handle in handles.in_order(Order::Oldest) {
         if excess == 0 {
             break;
         }

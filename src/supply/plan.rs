@@ -1,6 +1,6 @@
 //! Which pages a request's place takes: the decisions of one growth, without a driver.
 
-use super::arena::{Arena, Handle};
+use super::arena::Arena;
 use super::policy::{CREATE_MICROS, MERGE_MOVES, MOVE_MICROS, OVERSHOOT, Policy, release_micros};
 use super::window::{Fill, Pieces, Run, Window, runs};
 use crate::size::SizeClass;
@@ -28,27 +28,42 @@ impl Order {
     pub(crate) const COUNT: usize = 3;
 }
 
-/// Every handle that may be moved or given back, in an order.
-pub(crate) fn idle_handles(arenas: &[Arena; 2], pieces: &[Pieces; 2], page_bytes: u64, order: Order) -> Vec<Idle> {
-    let mut idle = Vec::new();
-    let key = |run: &Run, handle: &Handle| {
-        let (age, size) = (u64::from(u32::MAX - run.age), u64::MAX - handle.bytes);
-        match order {
-            Order::Scraps => (run.end - run.start, size),
-            Order::Oldest => (age, size),
-            Order::Largest => (size, age),
-        }
-    };
-    for class in SizeClass::ALL {
-        let arena = &arenas[class.index()];
-        for run in runs(&pieces[class.index()]).iter().filter(|run| run.end - run.start >= page_bytes) {
-            for (at, handle) in arena.whole_handles(run.start, run.end) {
-                idle.push((key(run, &handle), Idle { class, at, bytes: handle.bytes }));
+/// Every handle that may be moved or given back, with what orders them.
+pub(crate) struct IdleHandles(Vec<(Run, Idle)>);
+
+impl IdleHandles {
+    pub(crate) fn new(arenas: &[Arena; 2], pieces: &[Pieces; 2], page_bytes: u64) -> Self {
+        let mut idle = Vec::new();
+        for class in SizeClass::ALL {
+            let arena = &arenas[class.index()];
+            for run in runs(&pieces[class.index()]).into_iter().filter(|run| run.end - run.start >= page_bytes) {
+                let handles = arena.whole_handles(run.start, run.end);
+                idle.extend(handles.map(|(at, handle)| (run, Idle { class, at, bytes: handle.bytes })));
             }
         }
+        Self(idle)
     }
-    idle.sort_unstable_by_key(|&(key, handle)| (key, handle.class, handle.at));
-    idle.into_iter().map(|(_, handle)| handle).collect()
+
+    /// All of them, in an order; among equals the lower address first, that of small memory before that of large.
+    pub(crate) fn in_order(&self, order: Order) -> Vec<Idle> {
+        // Two numbers below 2^48 (no device has more bytes) and the place in the list: one number that compares fast.
+        const MAX: u64 = (1 << 48) - 1;
+        let key = |run: &Run, handle: &Idle| {
+            let (youth, size) = (u64::from(u32::MAX - run.age), MAX - handle.bytes.min(MAX));
+            match order {
+                Order::Scraps => ((run.end - run.start).min(MAX), size),
+                Order::Oldest => (youth, size),
+                Order::Largest => (size, youth),
+            }
+        };
+        let keys = self.0.iter().enumerate().map(|(index, (run, handle))| {
+            let (first, second) = key(run, handle);
+            u128::from(first) << 80 | u128::from(second) << 32 | index as u128
+        });
+        let mut keys: Vec<u128> = keys.collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|key| self.0[key as u32 as usize].1).collect()
+    }
 }
 
 /// The best window and its plan: the first of those that need no page but fresh ones; otherwise the one that takes the

@@ -22,6 +22,7 @@ pub(crate) struct Piece {
 pub(crate) type Pieces = BTreeMap<u64, Piece>;
 
 /// Free memory in one piece, whoever owns it, whose work has passed.
+#[derive(Clone, Copy)]
 pub(super) struct Run {
     pub(super) start: u64,
     pub(super) end: u64,
