@@ -73,6 +73,7 @@ fn run(options: &Options) -> Result<()> {
         devices.len()
     );
     agrees_with_full_attention(&devices[0], &text, &plan)?;
+    forgets_what_left_the_window(&devices[0], &text, &plan)?;
 
     let config = if std::env::var_os("VRAMALLOC_CONF").is_some() {
         Config::from_env()?
@@ -189,6 +190,11 @@ fn serve(
             request.left -= 1;
             tokens += 1;
         }
+        let most = Cache::most_bytes(plan.shape, plan.window);
+        assert!(
+            active.iter().all(|request| request.cache.bytes() <= most),
+            "a cache keeps no more than its window"
+        );
         peak_cache = peak_cache.max(active.iter().map(|request| request.cache.bytes()).sum());
         active.retain(|request| request.left > 0); // a cache goes when its request has ended
     }
@@ -225,10 +231,35 @@ fn agrees_with_full_attention(device: &Device, text: &Text, plan: &Plan) -> Resu
     for id in &ids {
         single = machine.to_vec(&decode(&machine, &gpt, &mut cache, &[*id])?)?;
     }
-    let error = whole.iter().zip(&single).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let error = furthest(&whole, &single);
     println!("checked     logits token by token and at once differ by {error:.1e} at most");
     assert!(error < 1e-3, "the cache must not change the result: {error}");
     Ok(())
+}
+
+/// Beyond the window the oldest positions go: after twice as many, one layer knows what it would know had it seen the last
+/// ones alone. (Deeper layers remember more, through what the layers below have made of it.)
+fn forgets_what_left_the_window(device: &Device, text: &Text, plan: &Plan) -> Result<()> {
+    let machine = Machine::cached(device, Config::default())?;
+    let gpt = Gpt::new(&machine, GptShape { layers: 1, ..plan.shape }, 5)?;
+    let (ids, _) = text.batch(2, 1, 2 * plan.window);
+    let (old, recent) = ids.split_at(plan.window);
+    let mut cache = Cache::new(1, plan.window);
+    let mut single = Vec::new();
+    for id in &ids {
+        single = machine.to_vec(&decode(&machine, &gpt, &mut cache, &[*id])?)?;
+    }
+    let mut fresh = Cache::at(1, plan.window, old.len());
+    let alone = machine.to_vec(&decode(&machine, &gpt, &mut fresh, recent)?)?;
+    let error = furthest(&single, &alone);
+    println!("checked     what left the window changes logits by {error:.1e} at most");
+    assert!(error < 1e-3, "the window must forget: {error}");
+    Ok(())
+}
+
+fn furthest(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len(), "as many logits");
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
 fn print(results: &[(&str, Served)], is_sim: bool) -> Result<()> {
