@@ -59,6 +59,9 @@ fn run(options: &Options) -> Result<()> {
     let pick = options.sizes_on(&device);
     let width = pick("width", 96, 512);
     let window = pick("window", 48, 96);
+    if window < 8 {
+        return Err(format!("--window {window}: must be 8 at least, so that a prompt fits").into());
+    }
     let (words, layers) = (text.words(), pick("layers", 2, 4));
     let shape = GptShape { words, length: 4 * window, width, heads: (width / 64).max(2), layers };
     let plan = Plan { shape, requests: pick("requests", 32, 48), active: pick("active", 16, 16), window };
