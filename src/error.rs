@@ -206,6 +206,11 @@ pub struct OutOfMemory {
     pub limit: Option<u64>,
     /// Whether the segments are expandable.
     pub expandable: bool,
+    /// The largest piece of physical memory behind expandable segments: each moves and goes back only as a whole. 0 with
+    /// fixed segments.
+    pub largest_page: u64,
+    /// Whether such pieces would be smaller with less [`slack`](crate::Config::slack).
+    pub less_slack_helps: bool,
     /// What stood in the way.
     pub cause: Cause,
 }
@@ -261,7 +266,17 @@ impl OutOfMemory {
         }
         if self.cause == Cause::Fragmentation {
             if self.expandable {
-                advice.push("free the small allocations that keep pages partly used".to_owned());
+                let smaller = if self.less_slack_helps {
+                    "use slack:1.0, which makes pages smaller and takes more driver time, or "
+                } else {
+                    ""
+                };
+                advice.push(format!(
+                    "{} are free in pages of up to {} that are partly in use, and move only whole: {smaller}free \
+                     what keeps them (fragmentation_report names it)",
+                    human_bytes(self.cached()),
+                    human_bytes(self.largest_page)
+                ));
             } else {
                 advice.push(format!(
                     "{} are cached in pieces of segments partly in use: use segments:expandable (or segments:auto), \

@@ -454,6 +454,12 @@ fn withheld(device: &Device) -> u64 {
     device.releasable_pools().iter().map(bytes).sum()
 }
 
+/// Bytes of the largest handle; 0 with fixed segments.
+fn largest_page(device: &Device) -> u64 {
+    let state = device.supply.state.lock();
+    state.arenas.iter().flat_map(|arena| arena.handles.values()).map(|handle| handle.bytes).max().unwrap_or(0)
+}
+
 /// Rung 7: the error with its numbers; the observers hear of it first.
 fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusal) -> Result<T> {
     let device = &*pool.device;
@@ -478,6 +484,7 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
             if cached > 0 && cached + free >= request.bytes { Cause::Fragmentation } else { Cause::Device }
         }
     };
+    let largest_page = largest_page(device);
     let report = OutOfMemory {
         device: device.driver.device(),
         requested: request.requested,
@@ -493,6 +500,8 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
         device_total: device.total_bytes,
         limit: device.limit(),
         expandable: device.expandable,
+        largest_page,
+        less_slack_helps: device.config.slack > 1.0 && largest_page > device.driver.capabilities().page_bytes,
         cause,
     };
     device.ledger.lock().ooms += 1;

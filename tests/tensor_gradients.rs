@@ -1,10 +1,12 @@
-//! The examples' tensor library: gradients against finite differences.
+//! The examples' tensor library: gradients against finite differences, optimizers against their formulas.
 
 #[path = "../examples/tensor/mod.rs"]
 mod tensor;
 
 use std::rc::Rc;
-use tensor::{DType, Device, Gpt, GptShape, How, Machine, Random, Result, Tape, Tensor, Var, Window};
+use tensor::{
+    Adam, DType, Device, Gpt, GptShape, How, Machine, Param, Random, Result, Sgd, Tape, Tensor, Var, Window,
+};
 use vramalloc::driver::sim::SimDriver;
 use vramalloc::{Config, DeviceChoice};
 
@@ -163,5 +165,41 @@ fn a_model_in_three_ways() {
     }
     drop((gpt, ids, targets));
     assert_eq!(machine.allocator().memory_allocated(), 0, "all is freed");
+    device.assert_clean();
+}
+
+/// Three steps with momentum and of Adam, as the papers have them, in double precision.
+#[test]
+fn optimizers() {
+    let (device, machine) = machine();
+    let values = [0.5_f32, -1.0, 2.0];
+    let grads = [[0.3_f32, -0.2, 4.0], [0.1, 0.5, -4.0], [-0.7, 0.0, 1.0]];
+    let (sgd, mut adam) = (Sgd { rate: 0.1, momentum: 0.9 }, Adam::new(0.1));
+    let mut by_sgd = Param::new(&machine, &values, &[3]).expect("parameter");
+    let mut by_adam = Param::new(&machine, &values, &[3]).expect("parameter");
+    for grad in &grads {
+        let grad = machine.tensor(grad, &[3], DType::F32).expect("gradient");
+        sgd.step(&machine, &mut by_sgd, &grad, 0.5).expect("step");
+        adam.begin();
+        adam.update(&machine, &mut by_adam, &grad, 0.5).expect("step");
+    }
+    let (got_sgd, got_adam) =
+        (machine.to_vec(&by_sgd.value).expect("values"), machine.to_vec(&by_adam.value).expect("values"));
+    for i in 0..values.len() {
+        let (mut plain, mut velocity) = (f64::from(values[i]), 0.0);
+        let (mut adaptive, mut mean, mut square) = (f64::from(values[i]), 0.0, 0.0);
+        for (step, grad) in (1..).zip(&grads) {
+            let grad = f64::from(grad[i]) * 0.5;
+            velocity = 0.9 * velocity + grad;
+            plain -= 0.1 * velocity;
+            mean = 0.9 * mean + 0.1 * grad;
+            square = 0.99 * square + 0.01 * grad * grad;
+            let (mean, square) = (mean / (1.0 - 0.9_f64.powi(step)), square / (1.0 - 0.99_f64.powi(step)));
+            adaptive -= 0.1 * mean / (square.sqrt() + 1e-8);
+        }
+        assert!((f64::from(got_sgd[i]) - plain).abs() < 1e-5, "momentum, {i}: {} and {plain}", got_sgd[i]);
+        assert!((f64::from(got_adam[i]) - adaptive).abs() < 1e-4, "Adam, {i}: {} and {adaptive}", got_adam[i]);
+    }
+    drop((by_sgd, by_adam));
     device.assert_clean();
 }

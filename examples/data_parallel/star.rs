@@ -2,7 +2,7 @@
 
 use crate::tensor::Result;
 use std::cell::RefCell;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ impl Star {
         if let Some(listener) = listener {
             let mut arrived: Vec<Option<TcpStream>> = (1..place.world).map(|_| None).collect();
             for _ in 1..place.world {
-                let mut peer = listener.accept()?.0;
+                let mut peer = accept(&listener, place)?;
                 let mut rank = [0; 8];
                 peer.read_exact(&mut rank)?;
                 let rank = u64::from_le_bytes(rank) as usize;
@@ -99,6 +99,30 @@ impl Star {
         self.broadcast(&mut bytes)?;
         values.iter_mut().zip(bytes.as_chunks().0).for_each(|(value, &word)| *value = f32::from_le_bytes(word));
         Ok(())
+    }
+}
+
+/// Another rank may not be there yet, or never come.
+fn accept(listener: &TcpListener, place: &Place) -> Result<TcpStream> {
+    listener.set_nonblocking(true)?;
+    let begin = Instant::now();
+    loop {
+        match listener.accept() {
+            Ok((peer, _)) => {
+                peer.set_nonblocking(false)?; // which it may have from the listener
+                return Ok(peer);
+            }
+            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
+            Err(_) if begin.elapsed() > PATIENCE => {
+                let (world, seconds) = (place.world, PATIENCE.as_secs());
+                return Err(format!(
+                    "not all of {world} ranks came to {} within {seconds} s: start one process for each of them",
+                    place.address
+                )
+                .into());
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
     }
 }
 

@@ -21,7 +21,18 @@ pub struct Cache {
 
 impl Cache {
     pub fn new(layers: usize, window: usize) -> Self {
-        Self { layers: (0..layers).map(|_| [None, None]).collect(), window, position: 0 }
+        Self::at(layers, window, 0)
+    }
+
+    /// Nothing is kept, and so many positions came before.
+    pub fn at(layers: usize, window: usize, position: usize) -> Self {
+        Self { layers: (0..layers).map(|_| [None, None]).collect(), window, position }
+    }
+
+    /// The most that a cache can hold, in bytes.
+    pub fn most_bytes(shape: GptShape, window: usize) -> u64 {
+        let rows = (window + 1).next_multiple_of(CHUNK);
+        (shape.layers * 2 * rows * shape.width * DType::F32.bytes()) as u64
     }
 
     pub fn bytes(&self) -> u64 {

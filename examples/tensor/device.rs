@@ -1,12 +1,12 @@
 //! A device and one of its streams.
 
 use super::call::Backend;
-use super::host::Host;
+use super::host::{Host, Pace};
 use super::{Machine, Result};
 use std::rc::Rc;
 use std::sync::Arc;
 use vramalloc::driver::sim::{SimBuilder, SimDriver};
-use vramalloc::driver::{CallCount, Driver};
+use vramalloc::driver::{Call, CallCount, CallCounts, Driver};
 use vramalloc::size::human_bytes;
 use vramalloc::{DeviceChoice, StreamHandle};
 
@@ -20,6 +20,7 @@ pub struct Device {
     pub cuda_driver: Option<Arc<vramalloc::driver::cuda::CudaDriver>>,
     #[cfg(feature = "cuda")]
     pub cuda: Option<Rc<super::Cuda>>,
+    pace: Option<Pace>,
     why: String,
 }
 
@@ -41,12 +42,13 @@ impl Device {
         Self {
             driver: Arc::clone(&sim) as Arc<dyn Driver>,
             stream: StreamHandle::DEFAULT,
-            backend: Rc::new(Host::new(&sim)),
+            backend: Rc::new(Host::new(&sim, StreamHandle::DEFAULT, None)),
             sim: Some(sim),
             #[cfg(feature = "cuda")]
             cuda_driver: None,
             #[cfg(feature = "cuda")]
             cuda: None,
+            pace: None,
             why,
         }
     }
@@ -60,7 +62,16 @@ impl Device {
         let sim = self.sim.as_ref().ok_or("a device is a GPU or simulated")?;
         let mut device = Self::simulated(Arc::clone(sim), self.why.clone());
         device.stream = sim.create_stream();
-        Ok(device)
+        Ok(device.paced(self.pace))
+    }
+
+    /// The same device; simulated streams are busy in virtual time from now on.
+    pub fn paced(mut self, pace: Option<Pace>) -> Self {
+        if let Some(sim) = &self.sim {
+            self.backend = Rc::new(Host::new(sim, self.stream, pace));
+            self.pace = pace;
+        }
+        self
     }
 
     #[cfg(feature = "cuda")]
@@ -74,6 +85,7 @@ impl Device {
             sim: None,
             cuda_driver: Some(driver),
             cuda: Some(cuda),
+            pace: None,
             why,
         }
     }
@@ -89,9 +101,14 @@ impl Device {
         println!("because     {}", self.why);
     }
 
-    /// Driver calls for memory so far.
+    /// Driver calls so far, for memory and for events.
     pub fn calls(&self) -> CallCount {
         self.driver.calls().total()
+    }
+
+    /// Nanoseconds of virtual time; `None` on a GPU.
+    pub fn virtual_nanos(&self) -> Option<u64> {
+        self.sim.as_ref().map(|sim| sim.now_nanos())
     }
 
     /// On the simulated device: that every access and driver call was in order.
@@ -100,6 +117,22 @@ impl Device {
             sim.assert_clean();
         }
     }
+}
+
+/// How many of the calls took, moved or gave back memory. The others ask streams how far they are.
+pub fn memory_calls(counts: &CallCounts) -> u64 {
+    let calls = [
+        Call::Alloc,
+        Call::Free,
+        Call::ReserveAddresses,
+        Call::FreeAddresses,
+        Call::CreatePages,
+        Call::ReleasePages,
+        Call::Map,
+        Call::Unmap,
+        Call::SetAccess,
+    ];
+    calls.iter().map(|&call| counts.get(call).calls).sum()
 }
 
 impl Machine {

@@ -1,21 +1,49 @@
 //! The operations on the simulated device: its memory holds real bytes, on which the host does the arithmetic, at once and
-//! so in the order in which it was asked for.
+//! so in the order in which it was asked for. With a [`Pace`] the streams are busy for as long as a GPU's would be, so that
+//! the allocator meets memory that queued work still uses.
 
 use super::Result;
 use super::call::{Backend, Call, Kernel, Product};
 use super::host_kernels;
 use super::memory::{Tensor, floats, stored};
 use std::sync::Arc;
-use vramalloc::DevicePtr;
-use vramalloc::driver::sim::SimDriver;
+use vramalloc::driver::sim::{SimDriver, Work};
+use vramalloc::{DevicePtr, StreamHandle};
+
+/// How long operations take in virtual time.
+#[derive(Clone, Copy)]
+pub struct Pace {
+    /// The host, to queue one.
+    pub launch_nanos: u64,
+    /// The stream, to do one.
+    pub kernel_nanos: u64,
+}
 
 pub struct Host {
     driver: Arc<SimDriver>,
+    stream: StreamHandle,
+    /// `None`: they take no time.
+    pace: Option<Pace>,
 }
 
 impl Host {
-    pub fn new(driver: &Arc<SimDriver>) -> Self {
-        Self { driver: Arc::clone(driver) }
+    pub fn new(driver: &Arc<SimDriver>, stream: StreamHandle, pace: Option<Pace>) -> Self {
+        Self { driver: Arc::clone(driver), stream, pace }
+    }
+
+    /// Keeps the stream busy for as long as an operation takes.
+    fn queue<'a>(
+        &self,
+        outs: impl IntoIterator<Item = &'a Tensor>,
+        ins: impl IntoIterator<Item = &'a Tensor>,
+    ) -> Result<()> {
+        let Some(pace) = self.pace else { return Ok(()) };
+        let work = Work::new().lasting(pace.kernel_nanos);
+        let work = ins.into_iter().fold(work, |work, tensor| work.and_reading(tensor.ptr(), tensor.bytes()));
+        let work = outs.into_iter().fold(work, |work, tensor| work.and_writing(tensor.ptr(), tensor.bytes()));
+        self.driver.launch(self.stream, work)?;
+        self.driver.advance(pace.launch_nanos);
+        Ok(())
     }
 
     fn load(&self, x: &Tensor) -> Result<Vec<f32>> {
@@ -51,7 +79,8 @@ impl Backend for Host {
         let before = |tensor: &&Tensor| if is_read { self.load(tensor) } else { Ok(vec![0.0; tensor.len()]) };
         let mut outs: Vec<Vec<f32>> = call.outs.iter().map(before).collect::<Result<_>>()?;
         host_kernels::run(call.kernel, &mut outs, &ins, call.ints, call.floats);
-        call.outs.iter().zip(&outs).try_for_each(|(tensor, values)| self.store(tensor, values))
+        call.outs.iter().zip(&outs).try_for_each(|(tensor, values)| self.store(tensor, values))?;
+        self.queue(call.outs.iter().copied(), call.ins.iter().copied())
     }
 
     fn multiply(&self, p: &Product<'_>) -> Result<()> {
@@ -67,21 +96,25 @@ impl Backend for Host {
                 }
             }
         }
-        self.store(p.out, &out)
+        self.store(p.out, &out)?;
+        self.queue([p.out], [p.a, p.b])
     }
 
     fn upload(&self, bytes: &[u8], out: &Tensor) -> Result<()> {
         assert_eq!(bytes.len() as u64, out.bytes(), "bytes of an upload");
-        Ok(self.driver.write(out.ptr(), bytes)?)
+        self.driver.write(out.ptr(), bytes)?;
+        self.queue([out], [])
     }
 
     fn download(&self, x: &Tensor) -> Result<Vec<u8>> {
+        self.wait()?;
         Ok(self.driver.with_bytes(x.ptr(), x.bytes(), <[u8]>::to_vec)?)
     }
 
     fn copy(&self, out: &Tensor, out_offset: u64, x: &Tensor, x_offset: u64, bytes: u64) -> Result<()> {
         assert!(out_offset + bytes <= out.bytes() && x_offset + bytes <= x.bytes(), "a copy inside its tensors");
-        Ok(self.driver.copy(DevicePtr(out.ptr().0 + out_offset), DevicePtr(x.ptr().0 + x_offset), bytes)?)
+        self.driver.copy(DevicePtr(out.ptr().0 + out_offset), DevicePtr(x.ptr().0 + x_offset), bytes)?;
+        self.queue([out], [x])
     }
 
     fn is_immediate(&self) -> bool {
@@ -89,6 +122,7 @@ impl Backend for Host {
     }
 
     fn wait(&self) -> Result<()> {
-        Ok(()) // everything was done at once
+        self.driver.complete(self.stream); // the bytes are there; their time has to pass
+        Ok(())
     }
 }

@@ -24,10 +24,11 @@ mod tape;
 mod text;
 
 pub use command_line::{Options, main_of};
-pub use device::Device;
+pub use device::{Device, memory_calls};
 pub use gpt::{Gpt, GptShape, How, OF_LAYER, embed, head, layer};
 #[cfg(feature = "cuda")]
 pub use gpu::{Cuda, need_library};
+pub use host::Pace;
 pub use memory::{Alloc, Cached, DType, DriverAlloc, Kind, Machine, Meter, OrderedAlloc, Tensor};
 pub use ops::Window;
 pub use optimizer::{Adam, Param, Sgd};
