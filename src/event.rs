@@ -12,6 +12,7 @@ use crate::driver::{Call, Driver, DriverError, DriverErrorKind, EventHandle, Str
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Events for reuse: creating one costs twice what recording does.
 #[derive(Debug)]
@@ -70,6 +71,8 @@ pub(crate) struct StreamClock {
     /// All epochs up to this one have passed.
     done: AtomicU64,
     closed: Mutex<Closed>,
+    /// The user has let go of the stream: its handle may be anything by now.
+    retired: AtomicBool,
     events: Arc<EventPool>,
 }
 
@@ -88,6 +91,7 @@ impl StreamClock {
             now: AtomicU64::new(1),
             done: AtomicU64::new(0),
             closed: Mutex::new(Closed { queue: VecDeque::new(), gone: false }),
+            retired: AtomicBool::new(false),
             events,
         })
     }
@@ -179,7 +183,33 @@ impl StreamClock {
         let mut closed = self.closed.lock();
         let result = self.close(&mut closed, self.now());
         closed.gone = true;
+        self.retired.store(true, Ordering::Release);
         result.map(|_| ())
+    }
+
+    /// Whether the user has let go of the stream, so that no driver call may name it.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
+
+    /// Closes the open epoch if it is `epoch`, so that its event is there when it is asked for. Asks for none.
+    pub(crate) fn mark(&self, epoch: u64) {
+        // A failure is reported by whoever asks.
+        let _ = self.close(&mut self.closed.lock(), epoch);
+    }
+
+    /// Whether an event stands for the epoch, which has not passed yet.
+    pub(crate) fn has_event(&self, epoch: u64) -> bool {
+        self.closed.lock().queue.back().is_some_and(|(latest, _)| *latest >= epoch)
+    }
+
+    /// After a [`poll`](Self::poll) that found `epoch` not passed: whether only waiting for the whole device can tell that
+    /// it has. No event could be recorded for it, as the stream is gone, or another thread's own.
+    pub(crate) fn needs_device(&self, epoch: u64) -> bool {
+        if self.has_passed(epoch) || self.has_event(epoch) {
+            return false;
+        }
+        self.is_gone() || !matches!(self.driver().is_capturing(self.key), Ok(true))
     }
 
     /// Makes all epochs that are open by now pass only when the whole device is waited for. Returns the open one.
