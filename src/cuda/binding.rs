@@ -1,10 +1,11 @@
 //! What ties a buffer, and views of it, to cudarc: a shell, and a look at every use.
 
+use super::errors::Events;
 use super::launch::{self, LaunchStream};
-use super::shell::{Events, Shell};
+use super::shell::Shell;
 use super::streams::{Known, address, handle};
 use crate::Allocation;
-use crate::driver::{Driver, DriverError, DriverErrorKind, StreamHandle, StreamKey};
+use crate::driver::{Call, Driver, DriverError, DriverErrorKind, StreamHandle, StreamKey};
 use crate::error::Result;
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, LaunchArgs};
 use std::mem;
@@ -153,7 +154,7 @@ impl Bound {
 
 impl Uses {
     /// Whether cudarc's events order this buffer's uses now.
-    fn tracked(&self, context: &cudarc::driver::CudaContext) -> Option<Events> {
+    pub(super) fn tracked(&self, context: &cudarc::driver::CudaContext) -> Option<Events> {
         self.events.filter(|_| context.is_managing_stream_synchronization())
     }
 
@@ -239,6 +240,22 @@ impl Uses {
         }
     }
 
+    /// Notices that cudarc's own view was lent to be used on a stream, and perhaps is used on another.
+    pub(super) fn notice_lent(&self, allocation: &Allocation, stream: &CudaStream, access: Access) {
+        self.notice_raw(allocation, stream, access);
+        if self.tracked(self.known.cuda.context()).is_some() {
+            self.foreign.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notices a use that nothing tracks.
+    pub(super) fn notice_untracked(&self, allocation: &Allocation, stream: &CudaStream) {
+        let is_here = address(stream.context()) == address(self.known.cuda.context());
+        if !(is_here && self.record(allocation, handle(stream))) {
+            self.note_unreachable();
+        }
+    }
+
     /// A use of which only cudarc's events can tell the end, if they do.
     fn notice_without_end(&self, allocation: &Allocation, user: StreamHandle, is_tracking: bool, access: Access) {
         let tracked = is_tracking && self.tracked(self.known.cuda.context()).is_some();
@@ -274,16 +291,32 @@ impl Uses {
         allocation.record_clock(&self.known.unreachable);
     }
 
-    /// Makes what is queued on `stream` from now on wait for both events.
-    pub(super) fn wait_for(
+    /// The same for what a slice's events stand for as well, at the slice's end.
+    pub(super) fn join_slice(
+        &self,
+        allocation: &Allocation,
+        events: Option<Events>,
+    ) -> std::result::Result<(), DriverError> {
+        let own = allocation.clock().key;
+        self.wait_for(own, events)?;
+        // The buffer's own event for writes will stand for the slice's end. Tracking may have been off at its beginning, so
+        // that what the event stood for before was not waited for then.
+        if self.foreign.load(Ordering::Relaxed) { self.wait_for(own, self.events) } else { Ok(()) }
+    }
+
+    /// Makes what is queued on `stream`, the buffer's own, from now on wait for both events.
+    fn wait_for(
         &self,
         stream: StreamKey,
         events: Option<Events>,
     ) -> std::result::Result<(), DriverError> {
         let driver = &self.known.driver;
+        if self.known.is_out_of_reach() {
+            return Err(DriverError::new(Call::StreamWait, DriverErrorKind::StreamGone));
+        }
         if driver.is_capturing(stream)? {
             // A wait for what is outside would break the capture.
-            return Err(DriverError::new(crate::driver::Call::StreamWait, DriverErrorKind::Capturing));
+            return Err(DriverError::new(Call::StreamWait, DriverErrorKind::Capturing));
         }
         if let Some(events) = events {
             driver.stream_wait_event(stream, events.read)?;

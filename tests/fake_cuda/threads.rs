@@ -55,9 +55,9 @@ fn another_threads_stream_is_an_error_that_says_what_to_do() {
             x.as_view().copy_to_slice_on(&mut values, &here).expect("on this thread's stream");
             assert_eq!(values, [1, 2, 3]);
             x.as_view_mut().set_zero_on(&here).expect("on this thread's stream");
-            let copy = x.try_clone_on(&here).expect("on this thread's stream");
-            copy.as_view().copy_to_slice_on(&mut values, &here).expect("on this thread's stream");
-            assert_eq!(values, [0; 3]);
+            let mut copy = bench.memory.alloc_uninit(3, &bench.context.per_thread_stream()).expect("alloc");
+            copy.as_view_mut().copy_from_on(&x.as_view(), &here).expect("on this thread's stream");
+            assert_eq!(copy.to_vec().expect("its own"), [0; 3]);
         });
         theirs.join().expect("thread");
     });
