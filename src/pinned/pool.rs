@@ -30,7 +30,7 @@ pub struct HostMemoryStats {
     pub num_host_alloc: u64,
     /// Calls to `cuMemFreeHost` that succeeded.
     pub num_host_free: u64,
-    /// Requests that had to wait for copies.
+    /// Times that a request waited for copies (which perhaps had just passed).
     pub num_waits: u64,
 }
 
@@ -100,6 +100,7 @@ impl State {
         let block = HostBlock { ptr, bytes, requested };
         self.stats.active_bytes.increase(bytes);
         self.book(block);
+        self.mark(class);
         Some(block)
     }
 
@@ -114,25 +115,82 @@ impl State {
         self.free.entry(block.bytes).or_default().push(block.ptr);
     }
 
+    /// The blocks under way that could serve a class, oldest first.
+    fn under_way_for(&self, class: u64) -> impl Iterator<Item = &Pending> {
+        let fitting = class..=largest_for(class);
+        self.pending.iter().filter(move |entry| fitting.contains(&entry.block.bytes))
+    }
+
     /// What the oldest block that could serve a class waits for, if enough of them are under way.
     fn ahead(&self, class: u64) -> Option<Waits> {
-        let fitting = |entry: &&Pending| (class..=largest_for(class)).contains(&entry.block.bytes);
-        let blocks = self.pending.iter().filter(fitting);
+        let blocks = self.under_way_for(class);
         let (count, bytes) = blocks.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.block.bytes));
-        let oldest = self.pending.iter().find(fitting)?;
+        let oldest = self.under_way_for(class).next()?;
         (count >= AHEAD_BLOCKS && bytes >= AHEAD_BYTES).then(|| oldest.waits.clone())
     }
 
-    /// Makes blocks free whose copies have passed. A clock that has not come to an epoch is not asked for later ones.
-    fn poll(&mut self) -> std::result::Result<usize, DriverError> {
+    /// The same, if they are all under way on one stream: then none passes before the oldest, and there is nothing to ask.
+    fn ahead_in_order(&self, class: u64) -> Option<Waits> {
+        let waits = self.ahead(class)?;
+        let [(clock, _)] = &*waits else { return None };
+        let is_the_same = |entry: &Pending| matches!(&*entry.waits, [(other, _)] if Arc::ptr_eq(other, clock));
+        self.under_way_for(class).all(is_the_same).then_some(waits)
+    }
+
+    /// What blocks that could serve a class wait for, if that can only be waited for, and they get many: asking never makes
+    /// them free.
+    fn stranded(&self, class: u64) -> Option<Waits> {
+        let is_stranded =
+            |entry: &&Pending| entry.waits.iter().any(|(clock, epoch)| clock.needs_device(*epoch));
+        let mut stranded = self.under_way_for(class).filter(is_stranded);
+        let oldest = stranded.next()?;
+        stranded.nth(AHEAD_BLOCKS - 2).map(|_| oldest.waits.clone())
+    }
+
+    /// To be called when a block was handed out. If it was the last, the next request asks for the oldest that is under way:
+    /// the event that tells is recorded now. So it stands for what was queued before this block's copy, which can then run
+    /// while the host goes on; and one event stands for as many as possible.
+    fn mark(&self, class: u64) {
+        if self.free.range(class..=largest_for(class)).all(|(_, blocks)| blocks.is_empty())
+            && let Some(oldest) = self.under_way_for(class).next()
+        {
+            oldest.waits.iter().for_each(|(clock, epoch)| clock.mark(*epoch));
+        }
+    }
+
+    /// Makes blocks free whose copies are known to have passed. Asks nobody.
+    fn collect(&mut self) {
+        let asked = self.sift(|_, _| false);
+        debug_assert!(asked.is_ok(), "nobody was asked");
+    }
+
+    /// Makes blocks free whose copies have passed.
+    fn poll(&mut self) -> std::result::Result<(), DriverError> {
+        self.sift(|_, _| true)
+    }
+
+    /// The same, until one that can serve a class is free.
+    fn poll_for(&mut self, class: u64) -> std::result::Result<(), DriverError> {
+        let fitting = class..=largest_for(class);
+        let can_serve = |block: &HostBlock| fitting.contains(&block.bytes);
+        self.sift(|block, freed| can_serve(block) && !freed.is_some_and(can_serve))
+    }
+
+    /// Makes blocks free whose copies have passed, asking about those that are to be asked about, given the one that was
+    /// freed last. A clock that has not come to an epoch is not asked for later ones.
+    fn sift(
+        &mut self,
+        mut is_asked: impl FnMut(&HostBlock, Option<&HostBlock>) -> bool,
+    ) -> std::result::Result<(), DriverError> {
         let mut behind: Vec<Arc<StreamClock>> = Vec::new();
-        let (mut still, mut freed) = (VecDeque::new(), 0);
+        let mut freed: Option<HostBlock> = None;
         let mut failed = Ok(());
-        while let Some(entry) = self.pending.pop_front() {
+        for entry in std::mem::take(&mut self.pending) {
+            let ask = is_asked(&entry.block, freed.as_ref());
             let mut passed = true;
             for (clock, epoch) in &entry.waits {
-                let is_behind = behind.iter().any(|other| Arc::ptr_eq(other, clock));
-                if failed.is_ok() && !is_behind && !clock.has_passed(*epoch) {
+                let is_behind = || behind.iter().any(|other| Arc::ptr_eq(other, clock));
+                if ask && failed.is_ok() && !clock.has_passed(*epoch) && !is_behind() {
                     failed = clock.poll(*epoch).map(drop);
                     if !clock.has_passed(*epoch) {
                         behind.push(Arc::clone(clock));
@@ -142,13 +200,12 @@ impl State {
             }
             if passed {
                 self.put(entry.block);
-                freed += 1;
+                freed = Some(entry.block);
             } else {
-                still.push_back(entry);
+                self.pending.push_back(entry);
             }
         }
-        self.pending = still;
-        failed.map(|()| freed)
+        failed
     }
 
     /// Takes free blocks out, the largest first, until `bytes` are together; they still count as reserved.
@@ -197,8 +254,9 @@ impl HostPool {
     pub(super) fn alloc(&self, requested: u64) -> Result<HostBlock> {
         let class = class_of(requested).ok_or(Error::SizeOverflow { requested })?;
         self.checked(self.driver.check_usable())?;
+        let mut may_wait = self.may_wait;
         loop {
-            match self.attempt(class, requested)? {
+            match self.attempt(class, requested, may_wait)? {
                 Attempt::Served(block) => return Ok(block),
                 Attempt::Claimed => {
                     if let Some(block) = self.ask_driver(class, requested)? {
@@ -206,7 +264,7 @@ impl HostPool {
                     }
                 }
                 Attempt::Ahead(waits) => {
-                    self.wait_for(&waits)?;
+                    may_wait = self.wait_for(&waits)?;
                     continue;
                 }
                 Attempt::Full => {}
@@ -218,17 +276,24 @@ impl HostPool {
     }
 
     /// Looks at what there is, and at the limit. Makes no call that waits.
-    fn attempt(&self, class: u64, requested: u64) -> Result<Attempt> {
+    fn attempt(&self, class: u64, requested: u64, may_wait: bool) -> Result<Attempt> {
         let mut state = self.state.lock();
         if let Some(block) = state.take(class, requested) {
             return Ok(Attempt::Served(block));
         }
-        let polled = state.poll();
+        state.collect();
+        if let Some(block) = state.take(class, requested) {
+            return Ok(Attempt::Served(block));
+        }
+        if let Some(waits) = state.ahead_in_order(class).filter(|_| may_wait) {
+            return Ok(Attempt::Ahead(waits));
+        }
+        let polled = state.poll_for(class);
         if let Some(block) = state.take(class, requested) {
             return Ok(Attempt::Served(block));
         }
         self.checked(polled)?;
-        if let Some(waits) = state.ahead(class).filter(|_| self.may_wait) {
+        if may_wait && let Some(waits) = state.ahead(class).or_else(|| state.stranded(class)) {
             return Ok(Attempt::Ahead(waits));
         }
         let after = state.stats.reserved_bytes.current + state.under_way + class;
@@ -251,6 +316,7 @@ impl HostPool {
                 state.stats.reserved_bytes.increase(class);
                 state.stats.active_bytes.increase(class);
                 state.book(block);
+                state.mark(class);
                 Ok(Some(block))
             }
             Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(None),
@@ -274,20 +340,27 @@ impl HostPool {
     /// Gives unused memory back, or waits for the copies that were queued first; false if neither helps.
     fn make_room(&self, class: u64) -> Result<bool> {
         let excess = self.excess(class);
-        let unused = self.state.lock().take_unused(excess);
+        let mut state = self.state.lock();
+        self.checked(state.poll())?;
+        let unused = state.take_unused(excess);
+        let oldest = state.pending.front().map(|entry| entry.waits.clone());
+        drop(state);
         if !unused.is_empty() {
             return self.give_back(unused).map(|_| true);
         }
-        let oldest = self.state.lock().pending.front().map(|entry| entry.waits.clone());
         match oldest {
-            Some(waits) if self.may_wait => self.wait_for(&waits).map(|()| true),
+            Some(waits) if self.may_wait => self.wait_for(&waits),
             _ => Ok(false),
         }
     }
 
-    fn wait_for(&self, waits: &Waits) -> Result<()> {
+    /// Waits for copies; false if a capture forbids it.
+    fn wait_for(&self, waits: &Waits) -> Result<bool> {
         self.state.lock().stats.num_waits += 1;
-        self.checked(wait(waits))
+        match wait(waits) {
+            Err(error) if error.kind == DriverErrorKind::Capturing => Ok(false),
+            waited => self.checked(waited).map(|()| true),
+        }
     }
 
     /// Frees blocks that were taken out; what the driver refuses is put back. Waits for the device's work.
@@ -324,11 +397,13 @@ impl HostPool {
         }
     }
 
+    /// Whether this is another process, so that nothing here is its own.
+    pub(super) fn is_forked(&self) -> bool {
+        process::forks() != self.forks
+    }
+
     /// Takes a block back that copies may still use. Makes no driver call.
     pub(super) fn free(&self, block: HostBlock, waits: Waits) {
-        if process::forks() != self.forks {
-            return; // nothing here is the child's
-        }
         let mut state = self.state.lock();
         state.stats.allocation.decrease(1);
         state.stats.requested_bytes.decrease(block.requested);
@@ -342,12 +417,20 @@ impl HostPool {
 
     pub(super) fn empty(&self) -> Result<u64> {
         self.checked(self.driver.check_usable())?;
+        let polled = self.state.lock().poll();
+        // What no event can tell of is waited for: else nothing would ever ask again.
+        let stranded: Waits = {
+            let state = self.state.lock();
+            let waits = state.pending.iter().flat_map(|entry| &entry.waits);
+            waits.filter(|(clock, epoch)| clock.needs_device(*epoch)).cloned().collect()
+        };
+        let waited = wait(&stranded);
         let mut state = self.state.lock();
-        let polled = state.poll();
+        state.collect();
         let unused = state.take_unused(u64::MAX);
         drop(state);
         let freed = self.give_back(unused)?;
-        self.checked(polled)?;
+        self.checked(polled.and(waited))?;
         Ok(freed)
     }
 
@@ -380,7 +463,11 @@ pub(super) fn wait(waits: &Waits) -> std::result::Result<(), DriverError> {
 
 impl Drop for HostPool {
     fn drop(&mut self) {
-        if process::forks() != self.forks || self.driver.check_usable().is_err() {
+        if self.is_forked() {
+            // Another thread of the parent may have held a lock that the end of a clock takes.
+            return std::mem::forget(std::mem::take(self.state.get_mut()));
+        }
+        if self.driver.check_usable().is_err() {
             return;
         }
         // No buffer is left. The driver's free waits for the device, but not for streams of other contexts.
