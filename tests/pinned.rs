@@ -324,6 +324,27 @@ fn a_capture_is_no_reason_to_have_no_memory() {
 }
 
 #[test]
+fn an_announced_capture_is_not_spoilt() {
+    let bench = bench();
+    let Bench { sim, allocator, stream } = &bench;
+    let pool = allocator.private_pool();
+    let mut on_device = allocator.alloc_uninit::<u8>(MIB, stream).expect("alloc");
+    let capturing = pool.capture();
+    let asking = [Call::EventRecord, Call::EventQuery, Call::EventSynchronize, Call::Synchronize, Call::HostFree];
+    let before = asking.map(|call| bench.calls(call));
+    for batch in 0..6 {
+        let host = allocator.pin_slice(&vec![batch; MIB]).expect("pinned");
+        on_device.copy_from_pinned(&host).expect("copy");
+    }
+    assert_eq!(allocator.empty_host_cache().expect("later"), 0);
+    assert_eq!(asking.map(|call| bench.calls(call)), before);
+    drop(capturing);
+    assert_eq!(on_device.slice(..1).to_vec().expect("download"), [5]);
+    assert_eq!(allocator.empty_host_cache().expect("empty"), 6 * MIB as u64);
+    sim.assert_clean();
+}
+
+#[test]
 fn two_threads_uses_are_both_waited_for() {
     let bench = bench();
     let Bench { sim, allocator, stream } = &bench;

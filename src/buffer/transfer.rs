@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 #[track_caller]
 pub(crate) fn assert_same_len(source: usize, target: usize) {
-    assert!(source == target, "a copy of {source} values to a place for {target}");
+    assert!(
+        source == target,
+        "a copy of {source} values to a place for {target}: take parts of one length by `slice`"
+    );
 }
 
 /// The identity of a stream that is about to be used from this thread.

@@ -305,11 +305,7 @@ impl Uses {
     }
 
     /// Makes what is queued on `stream`, the buffer's own, from now on wait for both events.
-    fn wait_for(
-        &self,
-        stream: StreamKey,
-        events: Option<Events>,
-    ) -> std::result::Result<(), DriverError> {
+    fn wait_for(&self, stream: StreamKey, events: Option<Events>) -> std::result::Result<(), DriverError> {
         let driver = &self.known.driver;
         if self.known.is_out_of_reach() {
             return Err(DriverError::new(Call::StreamWait, DriverErrorKind::StreamGone));

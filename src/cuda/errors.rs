@@ -88,7 +88,10 @@ fn code_in(text: &str) -> Option<u32> {
 }
 
 /// The events of a slice. No call is made, but for the first slice of all.
-pub(super) fn events_of<T>(context: &CudaContext, slice: &mut CudaSlice<T>) -> Result<Option<Events>, DriverError> {
+pub(super) fn events_of<T>(
+    context: &CudaContext,
+    slice: &mut CudaSlice<T>,
+) -> Result<Option<Events>, DriverError> {
     let nobody = Nobody::get(context)?.lock().unwrap_or_else(PoisonError::into_inner);
     let stream = nobody.stream();
     let read = event(slice.device_ptr(stream).1);
@@ -148,7 +151,8 @@ mod tests {
 
     #[test]
     fn an_error_is_known_by_its_name() {
-        let text = "called `Result::unwrap()` on an `Err` value: DriverError(CUDA_ERROR_UNKNOWN, \"unknown error\")";
+        let text =
+            "called `Result::unwrap()` on an `Err` value: DriverError(CUDA_ERROR_UNKNOWN, \"unknown error\")";
         assert_eq!(code_in(text), Some(999));
         assert_eq!(code_in("DriverError(CUDA_ERROR_OUT_OF_MEMORY)"), Some(2));
         assert_eq!(code_in("DriverError(CUDA_ERROR_OF_TOMORROW, \"\")"), None);

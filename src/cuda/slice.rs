@@ -159,7 +159,10 @@ impl<T> CudaSliceLease<T> {
     /// Both, as they were, if it is another slice.
     pub fn adopt(self, slice: CudaSlice<T>) -> std::result::Result<CudaSliceGuard<T>, Box<(Self, CudaSlice<T>)>> {
         let here = self.buffer.memory().binding.bound().uses().known.cuda.context();
-        if address_of(&slice) != Ok(self.buffer.ptr().0) || slice.len() != self.buffer.len() || slice.stream().context() != here {
+        if address_of(&slice) != Ok(self.buffer.ptr().0)
+            || slice.len() != self.buffer.len()
+            || slice.stream().context() != here
+        {
             return Err(Box::new((self, slice)));
         }
         Ok(CudaSliceGuard { slice: ManuallyDrop::new(slice), buffer: self.buffer })

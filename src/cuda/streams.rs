@@ -245,9 +245,8 @@ impl Known {
             None => {}
         }
         // cudarc binds its context to the thread; this puts back what was there.
-        self.driver.in_context(Call::EventCreate, || {
-            Shell::new(&self.driver, &self.cuda, ptr, bytes).map(Box::new)
-        })?
+        self.driver
+            .in_context(Call::EventCreate, || Shell::new(&self.driver, &self.cuda, ptr, bytes).map(Box::new))?
     }
 
     pub(super) fn put_shell(&self, ptr: DevicePtr, shell: Box<Shell>) {

@@ -100,7 +100,6 @@ impl State {
         let block = HostBlock { ptr, bytes, requested };
         self.stats.active_bytes.increase(bytes);
         self.book(block);
-        self.mark(class);
         Some(block)
     }
 
@@ -140,8 +139,7 @@ impl State {
     /// What blocks that could serve a class wait for, if that can only be waited for, and they get many: asking never makes
     /// them free.
     fn stranded(&self, class: u64) -> Option<Waits> {
-        let is_stranded =
-            |entry: &&Pending| entry.waits.iter().any(|(clock, epoch)| clock.needs_device(*epoch));
+        let is_stranded = |entry: &&Pending| entry.waits.iter().any(|(clock, epoch)| clock.needs_device(*epoch));
         let mut stranded = self.under_way_for(class).filter(is_stranded);
         let oldest = stranded.next()?;
         stranded.nth(AHEAD_BLOCKS - 2).map(|_| oldest.waits.clone())
@@ -251,6 +249,11 @@ impl HostPool {
         })
     }
 
+    /// Whether a capture is announced, which a question, a wait or a free could spoil.
+    fn is_held_up(&self) -> bool {
+        self.device.upgrade().is_some_and(|device| device.is_capturing())
+    }
+
     pub(super) fn alloc(&self, requested: u64) -> Result<HostBlock> {
         let class = class_of(requested).ok_or(Error::SizeOverflow { requested })?;
         self.checked(self.driver.check_usable())?;
@@ -277,24 +280,31 @@ impl HostPool {
 
     /// Looks at what there is, and at the limit. Makes no call that waits.
     fn attempt(&self, class: u64, requested: u64, may_wait: bool) -> Result<Attempt> {
+        let may_ask = !self.is_held_up();
         let mut state = self.state.lock();
-        if let Some(block) = state.take(class, requested) {
+        let served = state.take(class, requested).or_else(|| {
+            state.collect();
+            state.take(class, requested)
+        });
+        if let Some(block) = served {
+            if may_ask {
+                state.mark(class);
+            }
             return Ok(Attempt::Served(block));
         }
-        state.collect();
-        if let Some(block) = state.take(class, requested) {
-            return Ok(Attempt::Served(block));
-        }
-        if let Some(waits) = state.ahead_in_order(class).filter(|_| may_wait) {
-            return Ok(Attempt::Ahead(waits));
-        }
-        let polled = state.poll_for(class);
-        if let Some(block) = state.take(class, requested) {
-            return Ok(Attempt::Served(block));
-        }
-        self.checked(polled)?;
-        if may_wait && let Some(waits) = state.ahead(class).or_else(|| state.stranded(class)) {
-            return Ok(Attempt::Ahead(waits));
+        if may_ask {
+            if let Some(waits) = state.ahead_in_order(class).filter(|_| may_wait) {
+                return Ok(Attempt::Ahead(waits));
+            }
+            let polled = state.poll_for(class);
+            if let Some(block) = state.take(class, requested) {
+                state.mark(class);
+                return Ok(Attempt::Served(block));
+            }
+            self.checked(polled)?;
+            if may_wait && let Some(waits) = state.ahead(class).or_else(|| state.stranded(class)) {
+                return Ok(Attempt::Ahead(waits));
+            }
         }
         let after = state.stats.reserved_bytes.current + state.under_way + class;
         if self.limit.is_some_and(|limit| after > limit) {
@@ -307,6 +317,7 @@ impl HostPool {
     /// Memory from the driver for what was claimed; `None` if the host has none.
     fn ask_driver(&self, class: u64, requested: u64) -> Result<Option<HostBlock>> {
         let answer = self.driver.alloc_host(class);
+        let may_ask = !self.is_held_up();
         let mut state = self.state.lock();
         state.under_way -= class;
         match answer {
@@ -316,7 +327,9 @@ impl HostPool {
                 state.stats.reserved_bytes.increase(class);
                 state.stats.active_bytes.increase(class);
                 state.book(block);
-                state.mark(class);
+                if may_ask {
+                    state.mark(class);
+                }
                 Ok(Some(block))
             }
             Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(None),
@@ -339,6 +352,9 @@ impl HostPool {
 
     /// Gives unused memory back, or waits for the copies that were queued first; false if neither helps.
     fn make_room(&self, class: u64) -> Result<bool> {
+        if self.is_held_up() {
+            return Ok(false);
+        }
         let excess = self.excess(class);
         let mut state = self.state.lock();
         self.checked(state.poll())?;
@@ -417,6 +433,9 @@ impl HostPool {
 
     pub(super) fn empty(&self) -> Result<u64> {
         self.checked(self.driver.check_usable())?;
+        if self.is_held_up() {
+            return Ok(0);
+        }
         let polled = self.state.lock().poll();
         // What no event can tell of is waited for: else nothing would ever ask again.
         let stranded: Waits = {

@@ -8,6 +8,7 @@
 mod fake;
 
 mod bench;
+mod captures;
 mod costs;
 mod errors;
 mod lent;

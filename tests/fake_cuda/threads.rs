@@ -38,12 +38,8 @@ fn another_threads_stream_is_an_error_that_says_what_to_do() {
     std::thread::scope(|scope| {
         let theirs = scope.spawn(|| {
             bench.context.bind_to_thread().expect("bind");
-            let refused = [
-                x.to_vec().map(drop),
-                x.set_zero(),
-                x.copy_from_slice(&[4, 5, 6]),
-                x.try_clone().map(drop),
-            ];
+            let refused =
+                [x.to_vec().map(drop), x.set_zero(), x.copy_from_slice(&[4, 5, 6]), x.try_clone().map(drop)];
             for result in refused {
                 let Err(Error::Driver(error)) = result else { panic!("it is another thread's stream") };
                 assert_eq!(error.kind, DriverErrorKind::StreamGone);

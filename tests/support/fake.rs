@@ -33,7 +33,8 @@ fn try_load() -> Result<Fake, String> {
     let path = here.with_file_name("libvramalloc_fake_libcuda.so");
     // SAFETY: a library of this repository, without initializers of its own.
     let loaded = unsafe { Library::new(&path) };
-    let loaded = loaded.map_err(|error| format!("the fake driver cannot be loaded from {}: {error}", path.display()));
+    let loaded =
+        loaded.map_err(|error| format!("the fake driver cannot be loaded from {}: {error}", path.display()));
     if let (Err(reason), true) = (&loaded, std::env::var_os("VRAMALLOC_REQUIRE_FAKE").is_some()) {
         panic!("VRAMALLOC_REQUIRE_FAKE is set, and {reason}; run the tests by cargo, which builds it beside them");
     }

@@ -2,7 +2,8 @@
 
 use crate::contexts::current_device;
 use crate::{
-    CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE, Result, answer, device_of_handle, functions, note_stale, refused,
+    CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE, Result, answer, device_of_handle, functions, note_stale,
+    refused,
 };
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_ulonglong};
