@@ -198,18 +198,21 @@ impl StreamClock {
         let _ = self.close(&mut self.closed.lock(), epoch);
     }
 
-    /// Whether an event stands for the epoch, which has not passed yet.
-    pub(crate) fn has_event(&self, epoch: u64) -> bool {
-        self.closed.lock().queue.back().is_some_and(|(latest, _)| *latest >= epoch)
-    }
-
-    /// After a [`poll`](Self::poll) that found `epoch` not passed: whether only waiting for the whole device can tell that
-    /// it has. No event could be recorded for it, as the stream is gone, or another thread's own.
+    /// Whether only waiting for the whole device can tell that `epoch` has passed: no event stands for it, and none can, as
+    /// the stream is gone, or another thread's own.
     pub(crate) fn needs_device(&self, epoch: u64) -> bool {
-        if self.has_passed(epoch) || self.has_event(epoch) {
+        if self.has_passed(epoch) {
             return false;
         }
-        self.is_gone() || !matches!(self.driver().is_capturing(self.key), Ok(true))
+        let mut closed = self.closed.lock();
+        if !closed.gone {
+            // Whether it can be reached shows when an event is recorded.
+            let is_own = self.key.handle == StreamHandle::PER_THREAD_DEFAULT;
+            if !(is_own && matches!(self.close(&mut closed, epoch), Ok(true))) {
+                return false;
+            }
+        }
+        closed.queue.back().is_none_or(|(latest, _)| *latest < epoch) && !self.has_passed(epoch)
     }
 
     /// Makes all epochs that are open by now pass only when the whole device is waited for. Returns the open one.

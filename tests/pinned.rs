@@ -293,6 +293,19 @@ fn streams_that_are_gone_strand_no_block() {
 }
 
 #[test]
+fn small_blocks_under_way_are_no_reason_to_wait() {
+    let bench = bench();
+    let Bench { sim, allocator, stream } = &bench;
+    sim.launch(stream.key(), Work::new()).expect("never ends by itself");
+    for _ in 0..20 {
+        allocator.pin_slice(&[1_u8; 1000]).expect("pinned").record_stream(stream);
+    }
+    assert_eq!((sim.unfinished(), allocator.host_memory_stats().num_waits), (1, 0));
+    assert_eq!(allocator.host_memory_stats().num_host_alloc, 20);
+    assert!(bench.calls(Call::EventRecord) <= 2, "later ones are not asked for before the first has passed");
+}
+
+#[test]
 fn default_streams_of_threads_that_ended_strand_no_block() {
     let bench = bench();
     std::thread::scope(|scope| {

@@ -11,6 +11,7 @@ mod bench;
 mod captures;
 mod costs;
 mod errors;
+mod forks;
 mod lent;
 mod pinned;
 mod retired;
