@@ -224,11 +224,6 @@ impl StreamClock {
         self.now.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Whether its epochs pass only when the whole device is waited for.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.closed.lock().gone
-    }
-
     fn pass(&self, epoch: u64) {
         self.done.fetch_max(epoch, Ordering::AcqRel);
     }
