@@ -277,20 +277,10 @@ impl Known {
 impl Drop for Known {
     fn drop(&mut self) {
         // In a fork another thread of the parent may have held the lock, and nothing here is the child's.
-        if self.driver.is_over() {
-            std::mem::forget(Arc::clone(&self.cuda));
-        } else {
+        if !self.driver.is_over() {
             self.clear_shells();
         }
         std::mem::forget(std::mem::take(self.shells.get_mut())); // what could not be given up
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if self.driver.is_over() {
-            std::mem::forget(Arc::clone(&self.context)); // its end would ask the driver
-        }
     }
 }
 

@@ -14,23 +14,25 @@ fn read(bench: &Bench, stream: &Arc<CudaStream>, view: &CudaView<'_, u8>) {
 #[test]
 fn a_cuda_view_is_waited_for_where_it_was_used_instead() {
     let Some(bench) = bench("a_cuda_view_is_waited_for_where_it_was_used_instead") else { return };
-    for reads in [true, false] {
+    for (reads, names_own) in [(true, true), (true, false), (false, true), (false, false)] {
         let (stream, other) = bench.streams();
-        let (named, _) = bench.streams();
-        bench.memory.stream(&named).expect("stream");
+        let (known, _) = bench.streams();
+        bench.memory.stream(&known).expect("stream");
+        let named = if names_own { &stream } else { &known };
         let mut x = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("zeros");
         if reads {
-            read(&bench, &other, &x.slice(..).cuda_view(&named));
+            read(&bench, &other, &x.slice(..).cuda_view(named));
         } else {
             let mut part = x.slice_mut(..);
-            let mut view = part.cuda_view_mut(&named);
+            let mut view = part.cuda_view_mut(named);
             let mut args = other.launch_builder(&bench.fill);
             args.arg(&mut view).arg(&(BYTES as u64)).arg(&3_u32).arg(&FOREVER);
             // SAFETY: the kernel writes the view.
             unsafe { args.launch(ONE) }.expect("launch");
         }
         drop(x);
-        reuse(&bench, &stream, &format!("reads: {reads}"));
+        bench.memory.poll(); // nothing is queued on the stream that was named
+        reuse(&bench, &stream, &format!("reads: {reads}, names its own: {names_own}"));
         bench.context.synchronize().expect("synchronize");
         bench.memory.empty_cache().expect("empty cache");
         assert_eq!(bench.memory.memory_stats().active.all.current, 0);
