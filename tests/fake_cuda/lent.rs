@@ -1,7 +1,7 @@
 //! What is lent to cudarc by value, as views or as slices, is still waited for.
 
 use crate::bench::{Bench, FOREVER, ONE, bench};
-use crate::streams::{BYTES, Use, launch, reuse};
+use crate::streams::{BYTES, Use, launch, reuse_bare};
 use cudarc::driver::{CudaStream, CudaView, PushKernelArg, result, sys};
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn a_cuda_view_is_waited_for_where_it_was_used_instead() {
         }
         drop(x);
         bench.memory.poll(); // nothing is queued on the stream that was named
-        reuse(&bench, &stream, &format!("reads: {reads}, names its own: {names_own}"));
+        reuse_bare(&bench, &stream, &format!("reads: {reads}, names its own: {names_own}"));
         bench.context.synchronize().expect("synchronize");
         bench.memory.empty_cache().expect("empty cache");
         assert_eq!(bench.memory.memory_stats().active.all.current, 0);
@@ -64,7 +64,7 @@ fn what_read_before_the_lending_still_counts_after_it() {
             launch(&bench, reader, &mut x, Use::Reading);
         }
         drop(x.into_cuda_slice().expect("slice"));
-        reuse(&bench, &stream, &format!("{readers} readers"));
+        reuse_bare(&bench, &stream, &format!("{readers} readers"));
         bench.context.synchronize().expect("synchronize");
     }
 }
@@ -85,7 +85,7 @@ fn a_writer_from_before_the_lending_counts_though_tracking_was_off_meanwhile() {
         slice
     };
     drop(slice);
-    reuse(&bench, &stream, "the write event stands for the return alone");
+    reuse_bare(&bench, &stream, "the write event stands for the return alone");
     bench.context.synchronize().expect("synchronize");
 }
 
@@ -106,7 +106,7 @@ fn an_announced_use_of_the_bare_address_counts() {
         unsafe { args.arg(&address).arg(&(BYTES as u64)).arg(&FOREVER).launch(ONE) }.expect("launch");
         slice.record_stream(&other);
         drop(slice);
-        reuse(&bench, &stream, &format!("known: {is_known}"));
+        reuse_bare(&bench, &stream, &format!("known: {is_known}"));
         bench.context.synchronize().expect("synchronize");
     }
 }
@@ -126,7 +126,7 @@ fn a_slice_returned_during_a_capture_does_not_break_it() {
         let graph = result::stream::end_capture(stream.cu_stream()).expect("the capture is whole");
         assert_eq!(sys::cuGraphDestroy(graph), sys::CUresult::CUDA_SUCCESS);
     }
-    reuse(&bench, &stream, "returned in a capture");
+    reuse_bare(&bench, &stream, "returned in a capture");
     bench.memory.empty_cache().expect("empty cache");
     assert_eq!(bench.memory.memory_stats().active.all.current, 0, "the device was waited for");
 }

@@ -73,6 +73,17 @@ pub(crate) fn reuse(bench: &Bench, stream: &Arc<CudaStream>, what: &str) {
     }
 }
 
+/// The same on the bare stream, where no event of cudarc's that stays with the memory orders anything.
+pub(crate) fn reuse_bare(bench: &Bench, stream: &Arc<CudaStream>, what: &str) {
+    let bare = bench.memory.stream(stream).expect("stream");
+    let next: Vec<DeviceBuffer<u8>> = (0..4)
+        .map(|_| {
+            bench.memory.allocator().alloc_zeros(BYTES, &bare).unwrap_or_else(|error| panic!("{what}: {error}"))
+        })
+        .collect();
+    drop(next);
+}
+
 fn every_use(bench: &Bench, is_known: bool) {
     for how in USES {
         let (stream, other) = bench.streams();
