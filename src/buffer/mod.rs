@@ -18,7 +18,9 @@ pub use views::{DeviceView, DeviceViewMut};
 pub(crate) use binding::{Binding, ViewBinding, ViewMutBinding};
 
 #[cfg(feature = "cuda")]
-pub(crate) use crate::cuda::binding::{Binding, ViewBinding, ViewMutBinding};
+pub(crate) use crate::cuda::binding::Binding;
+#[cfg(feature = "cuda")]
+pub(crate) use crate::cuda::view::{ViewBinding, ViewMutBinding};
 
 use crate::driver::{Call, DevicePtr};
 use crate::error::{Error, Result};

@@ -1,6 +1,7 @@
 //! Page-locked buffers, and copies from and to them.
 
-use super::pool::{HostBlock, HostPool, Waits, wait};
+use super::blocks::{HostBlock, Waits, wait};
+use super::pool::HostPool;
 use super::size::GRANULE;
 use crate::Stream;
 use crate::buffer::{DeviceBuffer, DeviceView, DeviceViewMut, assert_same_len, bytes_of, key_for_use};

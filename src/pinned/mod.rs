@@ -4,14 +4,15 @@
 //! is dropped is kept, and serves later requests once the copies that used it have passed, of which the streams' events
 //! tell. Nothing is recorded per copy.
 
+mod blocks;
 mod buffer;
 #[cfg(feature = "cuda")]
 mod cudarc_slice;
 mod pool;
 mod size;
 
+pub use blocks::HostMemoryStats;
 pub use buffer::PinnedBuffer;
-pub use pool::HostMemoryStats;
 
 pub(crate) use pool::HostPool;
 
