@@ -79,8 +79,8 @@ impl CudaAllocator {
     ///
     /// Buffers of it that live may be used on other streams (by functions whose names end in `_on`, or cudarc's), and
     /// dropped; their memory is then reused when the device has been waited for. What would use the stream itself is an
-    /// error. If another library destroys the stream, each such buffer costs two events of cudarc's, for good, where its event
-    /// tracking is in force.
+    /// error. If another library destroys the stream, each such buffer costs two events of cudarc's, which keep the context alive,
+    /// for good, where its event tracking is in force.
     ///
     /// # Errors
     /// As [`CachingAllocator::retire_stream`].

@@ -218,6 +218,7 @@ impl Known {
     }
 
     fn retire(&self, allocator: &CachingAllocator) -> Result<()> {
+        self.clear_shells(); // while the stream is there for certain
         let result = allocator.retire_stream(&self.stream);
         self.clear_shells();
         result
