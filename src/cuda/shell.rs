@@ -100,6 +100,12 @@ impl Shells {
         self.waste.extend(self.idle.drain().map(|(_, shell)| shell).chain(self.empty.drain(..)));
     }
 
+    /// Lets go of everything without a call.
+    pub(super) fn forget(&mut self) {
+        self.waste_all();
+        self.waste.drain(..).for_each(std::mem::forget);
+    }
+
     #[allow(clippy::vec_box, reason = "as above")]
     pub(super) fn take_waste(&mut self) -> Vec<Box<Shell>> {
         std::mem::take(&mut self.waste)

@@ -281,7 +281,7 @@ impl Drop for Known {
         if !self.driver.is_over() {
             self.clear_shells();
         }
-        std::mem::forget(std::mem::take(self.shells.get_mut())); // what could not be given up
+        self.shells.get_mut().forget(); // what could not be given up
     }
 }
 
