@@ -70,7 +70,7 @@ pub enum Error {
     },
     /// There is no page-locked host memory for the request, and nothing left to give back.
     #[error(
-        "out of page-locked host memory: {} requested ({requested} bytes, {rounded} with rounding), {} held by the program,          {} used by copies under way, {} reserved{}; drop buffers that are not needed, or {}",
+        "out of page-locked host memory: {} requested ({requested} bytes, {rounded} with rounding), {} held by the program, {} used by copies under way, {} reserved{}; drop buffers that are not needed, or {}",
         human_bytes(*requested), human_bytes(*allocated), human_bytes(*pending), human_bytes(*reserved),
         limit.map_or_else(String::new, |limit| format!(", limit {}", human_bytes(limit))),
         if limit.is_some() { "raise the limit (host_limit:...)" } else { "free memory on the host" }

@@ -12,6 +12,7 @@ use crate::driver::{Call, Driver, DriverError, DriverErrorKind, EventHandle, Str
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Events for reuse: creating one costs twice what recording does.
 #[derive(Debug)]
@@ -70,6 +71,8 @@ pub(crate) struct StreamClock {
     /// All epochs up to this one have passed.
     done: AtomicU64,
     closed: Mutex<Closed>,
+    /// The user has let go of the stream: its handle may be anything by now.
+    retired: AtomicBool,
     events: Arc<EventPool>,
 }
 
@@ -88,6 +91,7 @@ impl StreamClock {
             now: AtomicU64::new(1),
             done: AtomicU64::new(0),
             closed: Mutex::new(Closed { queue: VecDeque::new(), gone: false }),
+            retired: AtomicBool::new(false),
             events,
         })
     }
@@ -179,7 +183,36 @@ impl StreamClock {
         let mut closed = self.closed.lock();
         let result = self.close(&mut closed, self.now());
         closed.gone = true;
+        self.retired.store(true, Ordering::Release);
         result.map(|_| ())
+    }
+
+    /// Whether the user has let go of the stream, so that no driver call may name it.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
+
+    /// Closes the open epoch if it is `epoch`, so that its event is there when it is asked for. Asks for none.
+    pub(crate) fn mark(&self, epoch: u64) {
+        // A failure is reported by whoever asks.
+        let _ = self.close(&mut self.closed.lock(), epoch);
+    }
+
+    /// Whether only waiting for the whole device can tell that `epoch` has passed: no event stands for it, and none can, as
+    /// the stream is gone, or another thread's own.
+    pub(crate) fn needs_device(&self, epoch: u64) -> bool {
+        if self.has_passed(epoch) {
+            return false;
+        }
+        let mut closed = self.closed.lock();
+        if !closed.gone {
+            // Whether it can be reached shows when an event is recorded.
+            let is_own = self.key.handle == StreamHandle::PER_THREAD_DEFAULT;
+            if !(is_own && matches!(self.close(&mut closed, epoch), Ok(true))) {
+                return false;
+            }
+        }
+        closed.queue.back().is_none_or(|(latest, _)| *latest < epoch) && !self.has_passed(epoch)
     }
 
     /// Makes all epochs that are open by now pass only when the whole device is waited for. Returns the open one.
@@ -189,11 +222,6 @@ impl StreamClock {
         closed.queue.clear();
         // Not the epoch that an event may have stood for a moment ago.
         self.now.fetch_add(1, Ordering::SeqCst) + 1
-    }
-
-    /// Whether its epochs pass only when the whole device is waited for.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.closed.lock().gone
     }
 
     fn pass(&self, epoch: u64) {

@@ -215,7 +215,8 @@ pub(crate) fn poll(pool: &StreamPool) -> usize {
     finish(pool)
 }
 
-/// Waits for the device if memory waits for streams that are destroyed: nothing else tells when their work is done.
+/// Waits for the device if memory waits for streams that are destroyed, or other threads' own: nothing else tells when their
+/// work is done.
 /// Fixed segments need that for pending frees only, since giving them back waits by itself.
 pub(crate) fn finish_gone(device: &Device) {
     if device.is_capturing() {
@@ -231,7 +232,7 @@ pub(crate) fn finish_gone(device: &Device) {
         for (clock, epoch) in waits {
             let passed = clock
                 .poll(epoch)
-                .and_then(|passed| if !passed && clock.is_gone() { clock.wait(epoch) } else { Ok(()) });
+                .and_then(|passed| if !passed && clock.needs_device(epoch) { clock.wait(epoch) } else { Ok(()) });
             if let Err(error) = passed
                 && error.kind != DriverErrorKind::Capturing
             {

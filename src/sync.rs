@@ -54,6 +54,10 @@ mod model {
             self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
         }
 
+        pub(crate) fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner())
+        }
+
         pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
         }

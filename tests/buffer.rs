@@ -233,3 +233,42 @@ fn copies_take_virtual_time_and_cost_calls() {
     sim.free_host(host).expect("free");
     assert_eq!(sim.stream_key(StreamHandle::DEFAULT).expect("key").handle, StreamHandle::DEFAULT);
 }
+
+#[test]
+fn uses_on_default_streams_of_threads_that_ended_strand_nothing() {
+    let Bench { sim, allocator, stream } = bench();
+    let buffer = allocator.alloc_zeros::<u8>(1 << 20, &stream).expect("zeros");
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| {
+            let own = allocator.stream(StreamHandle::PER_THREAD_DEFAULT).expect("stream");
+            sim.launch(own.key(), Work::new().lasting(1000)).expect("launch");
+            buffer.record_stream(&own).expect("record");
+            drop(allocator.alloc_zeros::<u8>(1 << 20, &own).expect("zeros"));
+        });
+        ended.join().expect("thread");
+    });
+    drop(buffer);
+    allocator.empty_cache().expect("empty");
+    assert_eq!(allocator.memory_reserved(), 0);
+}
+
+#[test]
+fn a_retired_stream_is_an_error_that_says_what_to_do() {
+    let Bench { sim, allocator, stream } = bench();
+    let other = allocator.stream(sim.create_stream()).expect("stream");
+    let mut buffer = allocator.clone_htod(&[1_u8, 2, 3], &stream).expect("upload");
+    sim.synchronize_stream(stream.key()).expect("synchronize");
+    allocator.retire_stream(&stream).expect("retire");
+    sim.destroy_stream(stream.key().handle).expect("destroy");
+    let calls = sim.calls();
+    for refused in [buffer.to_vec().map(drop), buffer.set_zero(), buffer.copy_from_slice(&[4, 5, 6])] {
+        let Err(Error::Driver(error)) = refused else { panic!("the stream may be gone") };
+        assert_eq!(error.kind, DriverErrorKind::StreamGone);
+        assert!(error.to_string().contains("retired") && error.to_string().contains("_on"), "{error}");
+    }
+    assert_eq!(sim.calls(), calls, "nobody was asked");
+    let mut values = [0; 3];
+    buffer.as_view().copy_to_slice_on(&mut values, &other).expect("on another stream");
+    assert_eq!(values, [1, 2, 3]);
+    sim.assert_clean();
+}

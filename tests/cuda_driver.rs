@@ -59,6 +59,14 @@ impl Deref for Device {
     }
 }
 
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let (Ok(fake), false) = (fake::load(), thread::panicking()) {
+            assert_eq!(fake.violations(), 0, "misuse that the simulated device saw");
+        }
+    }
+}
+
 /// The first device, or `None` with the reason on stderr.
 fn device(test: &str) -> Option<Device> {
     static TURN: Mutex<()> = Mutex::new(());
@@ -223,6 +231,9 @@ fn memory_keeps_bytes() {
     let calls = driver.calls();
     assert_eq!((calls.get(Call::Alloc).calls, calls.get(Call::Free).calls), (2, 3));
     assert!(calls.get(Call::Alloc).nanos > 0);
+    if let Ok(fake) = fake::load() {
+        assert_eq!(fake.violations(), 1, "the second free");
+    }
 }
 
 #[test]

@@ -263,6 +263,147 @@ fn no_values_need_no_memory() {
     assert_eq!(bench.calls(Call::HostAlloc), 0);
 }
 
+/// A buffer whose copy runs on a stream that is gone by the time it is dropped.
+fn strand(bench: &Bench, bytes: usize) {
+    let Bench { sim, allocator, .. } = bench;
+    let handle = sim.create_stream();
+    let stream = allocator.stream(handle).expect("stream");
+    let host = allocator.pin_slice(&vec![1_u8; bytes]).expect("pinned");
+    let mut on_device = allocator.alloc_uninit::<u8>(bytes, &stream).expect("alloc");
+    on_device.copy_from_pinned(&host).expect("copy");
+    allocator.retire_stream(&stream).expect("retire");
+    sim.destroy_stream(handle).expect("destroy");
+    host.record_stream(&stream); // no event can be recorded for this any more
+}
+
+#[test]
+fn streams_that_are_gone_strand_no_block() {
+    let bench = bench();
+    strand(&bench, 1000);
+    strand(&bench, MIB);
+    assert_eq!(bench.allocator.empty_host_cache().expect("empty"), MIB as u64 + 1024);
+    assert_eq!(bench.allocator.host_memory_stats().reserved_bytes.current, 0);
+    // Nor does the pool grow without end where nobody empties it.
+    for _ in 0..100 {
+        strand(&bench, 1000);
+    }
+    let stats = bench.allocator.host_memory_stats();
+    assert!(stats.reserved_bytes.peak <= 1024 * 6 + MIB as u64, "{stats:?}");
+    bench.sim.assert_clean();
+}
+
+#[test]
+fn small_blocks_under_way_are_no_reason_to_wait() {
+    let bench = bench();
+    let Bench { sim, allocator, stream } = &bench;
+    sim.launch(stream.key(), Work::new()).expect("never ends by itself");
+    for _ in 0..20 {
+        allocator.pin_slice(&[1_u8; 1000]).expect("pinned").record_stream(stream);
+    }
+    assert_eq!((sim.unfinished(), allocator.host_memory_stats().num_waits), (1, 0));
+    assert_eq!(allocator.host_memory_stats().num_host_alloc, 20);
+    assert!(bench.calls(Call::EventRecord) <= 2, "later ones are not asked for before the first has passed");
+}
+
+#[test]
+fn default_streams_of_threads_that_ended_strand_no_block() {
+    let bench = bench();
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| {
+            let own = bench.allocator.stream(vramalloc::StreamHandle::PER_THREAD_DEFAULT).expect("stream");
+            let host = bench.allocator.pin_slice(&[1_u8; 1000]).expect("pinned");
+            bench.sim.launch(own.key(), Work::new().lasting(1000)).expect("launch");
+            host.record_stream(&own);
+        });
+        ended.join().expect("thread");
+    });
+    assert_eq!(bench.allocator.empty_host_cache().expect("empty"), 1024);
+}
+
+#[test]
+fn a_capture_is_no_reason_to_have_no_memory() {
+    use vramalloc::driver::sim::CaptureMode;
+    let bench = bench();
+    let Bench { sim, allocator, stream } = &bench;
+    let hosts: Vec<_> = (0..4).map(|_| allocator.pin_slice(&vec![1_u8; MIB]).expect("pinned")).collect();
+    sim.begin_capture(stream.key(), CaptureMode::Relaxed).expect("begin");
+    hosts.iter().for_each(|host| host.record_stream(stream));
+    drop(hosts);
+    // All four wait for the end of the capture, which the host cannot wait for.
+    let fifth = allocator.alloc_pinned::<u8>(MIB).expect("more from the driver");
+    sim.end_capture(stream.key()).expect("the capture is whole");
+    drop(fifth);
+    assert_eq!(allocator.host_memory_stats().num_host_alloc, 5);
+}
+
+#[test]
+fn an_announced_capture_is_not_spoilt() {
+    let bench = bench();
+    let Bench { sim, allocator, stream } = &bench;
+    let pool = allocator.private_pool();
+    let mut on_device = allocator.alloc_uninit::<u8>(MIB, stream).expect("alloc");
+    let capturing = pool.capture();
+    let asking = [Call::EventRecord, Call::EventQuery, Call::EventSynchronize, Call::Synchronize, Call::HostFree];
+    let before = asking.map(|call| bench.calls(call));
+    for batch in 0..6 {
+        let host = allocator.pin_slice(&vec![batch; MIB]).expect("pinned");
+        on_device.copy_from_pinned(&host).expect("copy");
+    }
+    assert_eq!(allocator.empty_host_cache().expect("later"), 0);
+    assert_eq!(asking.map(|call| bench.calls(call)), before);
+    drop(capturing);
+    assert_eq!(on_device.slice(..1).to_vec().expect("download"), [5]);
+    assert_eq!(allocator.empty_host_cache().expect("empty"), 6 * MIB as u64);
+    sim.assert_clean();
+}
+
+#[test]
+fn two_threads_uses_are_both_waited_for() {
+    let bench = bench();
+    let Bench { sim, allocator, stream } = &bench;
+    let mut host = allocator.pin_slice(&[1_u8; 64]).expect("pinned");
+    host.record_stream(stream);
+    host.as_mut_slice().expect("closes the epoch").fill(2);
+    sim.launch(stream.key(), Work::new()).expect("launch");
+    host.record_stream(stream);
+    assert_eq!(sim.unfinished(), 1);
+    host.as_mut_slice().expect("waits").fill(3);
+    assert_eq!(sim.unfinished(), 0);
+}
+
+/// What it costs to load batches of 1 MiB, whose copies take 19 us, without anything else: calls about events, calls for
+/// memory, and virtual time.
+fn load(batches: u64, host_nanos: u64) -> (u64, u64, u64) {
+    let Bench { sim, allocator, stream } = bench();
+    let mut place = allocator.alloc_uninit::<u8>(MIB, &stream).expect("alloc");
+    let (before, start) = (sim.calls(), sim.now_nanos());
+    for _ in 0..batches {
+        let host = allocator.alloc_pinned::<u8>(MIB).expect("pinned");
+        sim.advance(host_nanos); // the host fills the batch
+        place.copy_from_pinned(&host).expect("copy");
+    }
+    sim.complete_all();
+    let calls = sim.calls().since(&before);
+    let about_events = [Call::EventRecord, Call::EventQuery, Call::EventSynchronize, Call::EventCreate];
+    let asked = about_events.iter().map(|&call| calls.get(call).calls).sum();
+    (asked, calls.get(Call::HostAlloc).calls, sim.now_nanos() - start)
+}
+
+/// A host that is about as fast as the copies keeps them going: it waits for older batches while the newest is copied.
+#[test]
+fn waiting_for_old_batches_does_not_stop_the_copies() {
+    const BATCHES: u64 = 600;
+    for (host_nanos, calls_per_batch) in [(1_000, 0.7), (15_000, 0.7), (18_000, 0.7), (40_000, 2.1)] {
+        let (asked, blocks, nanos) = load(BATCHES, host_nanos);
+        let (asked, nanos) = (asked as f64 / BATCHES as f64, nanos / BATCHES);
+        eprintln!("filled in {host_nanos} ns: {nanos} ns a batch, {asked:.2} calls about events, {blocks} blocks");
+        let slower = host_nanos.max(19_000) + 2_500; // the calls themselves take some time
+        assert!(nanos <= slower, "{nanos} ns a batch where {slower} are enough");
+        assert!(asked <= calls_per_batch, "{asked} calls about events a batch");
+        assert!(blocks <= 4, "{blocks} blocks");
+    }
+}
+
 /// The bar: a loader that copies 1,000 batches through the pool, with compute that follows on another stream.
 #[test]
 fn a_loader_makes_a_handful_of_calls_for_its_memory() {
@@ -301,7 +442,7 @@ fn a_loader_makes_a_handful_of_calls_for_its_memory() {
     );
     assert!(of(Call::HostAlloc) <= 5, "{}", of(Call::HostAlloc));
     assert_eq!((of(Call::HostFree), of(Call::Synchronize)), (0, 0));
-    assert!(asked + waited <= 1000, "less than one call a batch");
+    assert!(asked + waited <= 700, "an event and a wait for three batches");
     assert_eq!(places[1].slice(..1).to_vec().expect("download"), [999]);
     for event in events {
         sim.destroy_event(event).expect("destroy");

@@ -11,16 +11,18 @@ mod binding;
 mod transfer;
 mod views;
 
-pub(crate) use transfer::assert_same_len;
+pub(crate) use transfer::{assert_same_len, key_for_use};
 pub use views::{DeviceView, DeviceViewMut};
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) use binding::{Binding, ViewBinding, ViewMutBinding};
 
 #[cfg(feature = "cuda")]
-pub(crate) use crate::cuda::binding::{Binding, ViewBinding, ViewMutBinding};
+pub(crate) use crate::cuda::binding::Binding;
+#[cfg(feature = "cuda")]
+pub(crate) use crate::cuda::view::{ViewBinding, ViewMutBinding};
 
-use crate::driver::DevicePtr;
+use crate::driver::{Call, DevicePtr};
 use crate::error::{Error, Result};
 use crate::{Allocation, CachingAllocator, Stream};
 use bytemuck::{AnyBitPattern, NoUninit, PodCastError, Zeroable};
@@ -282,6 +284,7 @@ impl<T> DeviceBuffer<T> {
         T: Copy,
     {
         let allocator = self.memory.allocation.allocator()?;
+        key_for_use(&self.stream(), Call::CopyOnDevice)?;
         let allocation = allocate::<T>(&allocator, self.len, &self.stream())?;
         let binding = self.memory.binding.sibling(&allocation)?;
         let mut copy = Self::new(Memory { binding, allocation }, self.len);

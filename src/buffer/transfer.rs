@@ -2,14 +2,41 @@
 
 use super::{DeviceBuffer, DeviceView, DeviceViewMut};
 use crate::Stream;
-use crate::driver::Driver;
+use crate::driver::{Call, Driver, DriverError, DriverErrorKind, StreamKey};
 use crate::error::Result;
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use std::sync::Arc;
 
 #[track_caller]
 pub(crate) fn assert_same_len(source: usize, target: usize) {
-    assert!(source == target, "a copy of {source} values to a place for {target}");
+    assert!(
+        source == target,
+        "a copy of {source} values to a place for {target}: take parts of one length by `slice`"
+    );
+}
+
+/// The identity of a stream that is about to be used from this thread.
+pub(crate) fn key_for_use(stream: &Stream, call: Call) -> Result<StreamKey> {
+    let pool = &stream.pool;
+    let why = if pool.clock.is_retired() {
+        "the stream was retired by `retire_stream`; name one that was not, to a function whose name ends in `_on`"
+    } else if pool.thread.is_some_and(|thread| thread != std::thread::current().id()) {
+        "it is the default stream of another thread; name a stream that this thread can use, to a function whose name ends \
+         in `_on`"
+    } else {
+        return Ok(stream.key());
+    };
+    Err(DriverError::with_detail(call, DriverErrorKind::StreamGone, why).into())
+}
+
+/// Refuses a copy between the device and memory that may be gone when a graph is launched.
+fn check_not_captured(driver: &Arc<dyn Driver>, stream: StreamKey, call: Call) -> crate::driver::Result<()> {
+    if driver.is_capturing(stream)? {
+        let why = "a graph would use the slice whenever it is launched; copy before the capture, or from and to a \
+                   `PinnedBuffer`, which you keep for as long as the graph is launched";
+        return Err(DriverError::with_detail(call, DriverErrorKind::Capturing, why));
+    }
+    Ok(())
 }
 
 /// Whether a copy goes on after the call that queued it. The ends tell: host memory is page-locked in whole pages.
@@ -49,11 +76,16 @@ impl<T> DeviceView<'_, T> {
         T: AnyBitPattern,
     {
         assert_same_len(self.len(), target.len());
+        let key = key_for_use(stream, Call::CopyToHost)?;
+        let device = self.allocation.device();
+        if !target.is_empty() {
+            self.record_stream(stream)?; // before the driver is asked, which may be another's
+            device.checked(check_not_captured(&device.driver, key, Call::CopyToHost))?;
+        }
         // SAFETY: the slice is ours until the stream has been waited for, and any bits make valid values.
         let queued = unsafe { self.queue_to_host(target.as_mut_ptr(), stream) };
-        let device = self.allocation.device();
         // Waited for after a failure, too: the copy may have been queued.
-        let waited = device.checked(device.driver.synchronize_stream(stream.key()));
+        let waited = device.checked(device.driver.synchronize_stream(key));
         queued.and(waited)
     }
 
@@ -66,7 +98,7 @@ impl<T> DeviceView<'_, T> {
         if self.num_bytes() == 0 {
             return Ok(());
         }
-        let (device, key) = (self.allocation.device(), stream.key());
+        let (device, key) = (self.allocation.device(), key_for_use(stream, Call::CopyToHost)?);
         self.binding.before_read(self.allocation, key)?;
         // SAFETY: the view borrows the memory; the rest is the caller's promise.
         let copied =
@@ -122,12 +154,18 @@ impl<T> DeviceViewMut<'_, T> {
         T: NoUninit,
     {
         assert_same_len(source.len(), self.len());
+        let key = key_for_use(stream, Call::CopyToDevice)?;
+        if !source.is_empty() {
+            self.record_stream(stream)?;
+            let device = self.allocation.device();
+            device.checked(check_not_captured(&device.driver, key, Call::CopyToDevice))?;
+        }
         // SAFETY: the slice stays as it is until the stream has been waited for, unless the driver has staged it; and
         // its values have no uninitialized bytes.
         let queued = unsafe { self.queue_from_host(source.as_ptr(), stream) };
         let device = self.allocation.device();
         if !source.is_empty() && is_page_locked(&device.driver, source) {
-            let waited = device.checked(device.driver.synchronize_stream(stream.key()));
+            let waited = device.checked(device.driver.synchronize_stream(key));
             return queued.and(waited);
         }
         queued
@@ -140,7 +178,7 @@ impl<T> DeviceViewMut<'_, T> {
     pub(crate) unsafe fn queue_from_host(&mut self, source: *const T, stream: &Stream) -> Result<()> {
         let bytes = self.num_bytes() as u64;
         // SAFETY: the view borrows the memory alone; the rest is the caller's promise.
-        self.queue_write(stream, |driver, ptr| unsafe {
+        self.queue_write(Call::CopyToDevice, stream, |driver, ptr| unsafe {
             driver.copy_to_device(ptr, source.cast(), bytes, stream.key())
         })
     }
@@ -176,12 +214,15 @@ impl<T> DeviceViewMut<'_, T> {
         T: Copy,
     {
         assert_same_len(source.len(), self.len());
+        let key = key_for_use(stream, Call::CopyOnDevice)?;
         source.record_stream(stream)?;
-        source.binding.before_read(source.allocation, stream.key())?;
+        source.binding.before_read(source.allocation, key)?;
         let (from, bytes) = (source.ptr(), self.num_bytes() as u64);
         // SAFETY: both views are borrowed, this one alone, so that they do not overlap.
-        self.queue_write(stream, |driver, to| unsafe { driver.copy_on_device(to, from, bytes, stream.key()) })?;
-        source.binding.after_read(source.allocation, stream.key())
+        self.queue_write(Call::CopyOnDevice, stream, |driver, to| unsafe {
+            driver.copy_on_device(to, from, bytes, key)
+        })?;
+        source.binding.after_read(source.allocation, key)
     }
 
     /// Queues setting all values to zero.
@@ -192,14 +233,28 @@ impl<T> DeviceViewMut<'_, T> {
     where
         T: Zeroable,
     {
-        let (stream, bytes) = (self.stream(), self.num_bytes() as u64);
+        let stream = self.stream();
+        self.set_zero_on(&stream)
+    }
+
+    /// [`set_zero`](Self::set_zero) on another stream, whose use is recorded. What was queued elsewhere must be ordered
+    /// before by the caller.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`](crate::Error::WrongDevice), and as there.
+    pub fn set_zero_on(&mut self, stream: &Stream) -> Result<()>
+    where
+        T: Zeroable,
+    {
+        let bytes = self.num_bytes() as u64;
         // SAFETY: the view borrows the memory alone.
-        self.queue_write(&stream, |driver, ptr| unsafe { driver.fill(ptr, 0, bytes, stream.key()) })
+        self.queue_write(Call::Fill, stream, |driver, ptr| unsafe { driver.fill(ptr, 0, bytes, stream.key()) })
     }
 
     /// Queues what writes to the memory, between what orders it with other streams; nothing if there are no bytes.
     fn queue_write(
         &mut self,
+        call: Call,
         stream: &Stream,
         queue: impl FnOnce(&Arc<dyn Driver>, crate::DevicePtr) -> crate::driver::Result<()>,
     ) -> Result<()> {
@@ -207,7 +262,7 @@ impl<T> DeviceViewMut<'_, T> {
         if self.num_bytes() == 0 {
             return Ok(());
         }
-        let (device, key) = (self.allocation.device(), stream.key());
+        let (device, key) = (self.allocation.device(), key_for_use(stream, call)?);
         self.binding.before_write(self.allocation, key)?;
         device.checked(queue(&device.driver, self.ptr()))?;
         self.binding.after_write(self.allocation, key)

@@ -45,7 +45,9 @@ fn within(range: impl RangeBounds<usize>, len: usize) -> Option<Range<usize>> {
 #[cold]
 #[track_caller]
 fn outside(len: usize) -> ! {
-    panic!("the range is not inside the {len} values that there are")
+    panic!(
+        "the range is not inside the {len} values that there are; `try_slice` and its like return `None` for one that is not"
+    )
 }
 
 /// Where the `index`th value of `T` is, which is inside the memory at `ptr` or at its end.

@@ -73,8 +73,14 @@ impl CudaAllocator {
         Ok(self.shared.know(stream)?.hand_out())
     }
 
-    /// Lets go of a stream, so that it is destroyed when nobody else has it. What is cached for it stays usable by other
-    /// streams. A stream that is not known is none of its business.
+    /// Lets go of a stream: one of cudarc's own is destroyed when nobody else has it; one of another library
+    /// (`wrap_borrowed_stream`) may be destroyed from now on. What is cached for it stays usable by other streams. A stream
+    /// that is not known is none of its business.
+    ///
+    /// Buffers of it that live may be used on other streams (by functions whose names end in `_on`, or cudarc's), and
+    /// dropped; their memory is then reused when the device has been waited for. What would use the stream itself is an
+    /// error. If another library destroys the stream, each such buffer costs two events of cudarc's, which keep the context alive,
+    /// for good, where its event tracking is in force.
     ///
     /// # Errors
     /// As [`CachingAllocator::retire_stream`].

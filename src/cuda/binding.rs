@@ -1,12 +1,14 @@
 //! What ties a buffer, and views of it, to cudarc: a shell, and a look at every use.
 
+use super::errors::Events;
 use super::launch::{self, LaunchStream};
-use super::shell::{Events, Shell};
+use super::shell::Shell;
 use super::streams::{Known, address, handle};
+use super::view::{ViewBinding, ViewMutBinding};
 use crate::Allocation;
-use crate::driver::{Driver, DriverError, DriverErrorKind, StreamHandle, StreamKey};
+use crate::driver::{Call, Driver, DriverError, DriverErrorKind, StreamHandle, StreamKey};
 use crate::error::Result;
-use cudarc::driver::{CudaStream, CudaView, CudaViewMut, LaunchArgs};
+use cudarc::driver::{CudaStream, LaunchArgs};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -114,23 +116,17 @@ impl Binding {
     }
 
     pub(crate) fn view(&self, bytes: usize) -> ViewBinding<'_> {
-        ViewBinding(
-            self.0.as_ref().map(|bound| BoundView { uses: &bound.uses, view: bound.shell.slice().slice(..bytes) }),
-        )
+        ViewBinding::new(self.0.as_ref().map(|bound| (&bound.uses, bound.shell.slice().slice(..bytes))))
     }
 
     pub(crate) fn view_mut(&mut self, bytes: usize) -> ViewMutBinding<'_> {
-        ViewMutBinding(
-            self.0
-                .as_mut()
-                .map(|bound| BoundViewMut { uses: &bound.uses, view: bound.shell.slice_mut().slice_mut(..bytes) }),
-        )
+        ViewMutBinding::new(self.0.as_mut().map(|bound| (&bound.uses, bound.shell.slice_mut().slice_mut(..bytes))))
     }
 }
 
 #[cold]
 #[track_caller]
-fn not_bound() -> ! {
+pub(super) fn not_bound() -> ! {
     panic!(
         "the buffer was not allocated on a stream of cudarc, so cudarc cannot use it; allocate it by a \
          `vramalloc::cuda::CudaAllocator`"
@@ -153,7 +149,7 @@ impl Bound {
 
 impl Uses {
     /// Whether cudarc's events order this buffer's uses now.
-    fn tracked(&self, context: &cudarc::driver::CudaContext) -> Option<Events> {
+    pub(super) fn tracked(&self, context: &cudarc::driver::CudaContext) -> Option<Events> {
         self.events.filter(|_| context.is_managing_stream_synchronization())
     }
 
@@ -239,6 +235,22 @@ impl Uses {
         }
     }
 
+    /// Notices that cudarc's own view was lent to be used on a stream, and perhaps is used on another.
+    pub(super) fn notice_lent(&self, allocation: &Allocation, stream: &CudaStream, access: Access) {
+        self.notice_raw(allocation, stream, access);
+        if self.tracked(self.known.cuda.context()).is_some() {
+            self.foreign.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notices a use that nothing tracks.
+    pub(super) fn notice_untracked(&self, allocation: &Allocation, stream: &CudaStream) {
+        let is_here = address(stream.context()) == address(self.known.cuda.context());
+        if !(is_here && self.record(allocation, handle(stream))) {
+            self.note_unreachable();
+        }
+    }
+
     /// A use of which only cudarc's events can tell the end, if they do.
     fn notice_without_end(&self, allocation: &Allocation, user: StreamHandle, is_tracking: bool, access: Access) {
         let tracked = is_tracking && self.tracked(self.known.cuda.context()).is_some();
@@ -274,16 +286,28 @@ impl Uses {
         allocation.record_clock(&self.known.unreachable);
     }
 
-    /// Makes what is queued on `stream` from now on wait for both events.
-    pub(super) fn wait_for(
+    /// The same for what a slice's events stand for as well, at the slice's end.
+    pub(super) fn join_slice(
         &self,
-        stream: StreamKey,
+        allocation: &Allocation,
         events: Option<Events>,
     ) -> std::result::Result<(), DriverError> {
+        let own = allocation.clock().key;
+        self.wait_for(own, events)?;
+        // The buffer's own event for writes will stand for the slice's end. Tracking may have been off at its beginning, so
+        // that what the event stood for before was not waited for then.
+        if self.foreign.load(Ordering::Relaxed) { self.wait_for(own, self.events) } else { Ok(()) }
+    }
+
+    /// Makes what is queued on `stream`, the buffer's own, from now on wait for both events.
+    fn wait_for(&self, stream: StreamKey, events: Option<Events>) -> std::result::Result<(), DriverError> {
         let driver = &self.known.driver;
+        if self.known.is_out_of_reach() {
+            return Err(DriverError::new(Call::StreamWait, DriverErrorKind::StreamGone));
+        }
         if driver.is_capturing(stream)? {
             // A wait for what is outside would break the capture.
-            return Err(DriverError::new(crate::driver::Call::StreamWait, DriverErrorKind::Capturing));
+            return Err(DriverError::new(Call::StreamWait, DriverErrorKind::Capturing));
         }
         if let Some(events) = events {
             driver.stream_wait_event(stream, events.read)?;
@@ -315,116 +339,7 @@ impl Uses {
     }
 }
 
-/// Splits a view that is given up.
-fn split_for_good<'a>(mut view: CudaViewMut<'a, u8>, mid: usize) -> (CudaViewMut<'a, u8>, CudaViewMut<'a, u8>) {
-    let (left, right) = view.split_at_mut(mid);
-    // SAFETY: only lifetimes change. The halves borrow `view` for no other reason than to be the only ones, which they
-    // are, as it is given up here; what they point to lives for 'a.
-    unsafe {
-        (
-            mem::transmute::<CudaViewMut<'_, u8>, CudaViewMut<'a, u8>>(left),
-            mem::transmute::<CudaViewMut<'_, u8>, CudaViewMut<'a, u8>>(right),
-        )
-    }
-}
-
 /// Whether it is the stream's state that stands in the way, which is nobody's fault.
 pub(super) fn is_of_the_stream(error: &DriverError) -> bool {
     matches!(error.kind, DriverErrorKind::Capturing | DriverErrorKind::StreamGone)
-}
-
-/// What a view has to do with cudarc.
-#[derive(Clone)]
-pub(crate) struct ViewBinding<'a>(Option<BoundView<'a>>);
-
-pub(crate) struct BoundView<'a> {
-    pub(super) uses: &'a Uses,
-    pub(super) view: CudaView<'a, u8>,
-}
-
-impl Clone for BoundView<'_> {
-    fn clone(&self) -> Self {
-        Self { uses: self.uses, view: self.view.slice(..) }
-    }
-}
-
-impl<'a> ViewBinding<'a> {
-    #[track_caller]
-    pub(super) fn bound(&self) -> &BoundView<'a> {
-        match &self.0 {
-            Some(bound) => bound,
-            None => not_bound(),
-        }
-    }
-
-    pub(crate) fn slice(&self, start: usize, bytes: usize) -> Self {
-        Self(
-            self.0
-                .as_ref()
-                .map(|bound| BoundView { uses: bound.uses, view: bound.view.slice(start..start + bytes) }),
-        )
-    }
-
-    pub(crate) fn before_read(&self, allocation: &Allocation, stream: StreamKey) -> Result<()> {
-        self.0.as_ref().map_or(Ok(()), |bound| bound.uses.before(allocation, stream, Access::Read))
-    }
-
-    pub(crate) fn after_read(&self, allocation: &Allocation, stream: StreamKey) -> Result<()> {
-        self.0.as_ref().map_or(Ok(()), |bound| bound.uses.after(allocation, stream, Access::Read))
-    }
-}
-
-/// What a mutable view has to do with cudarc.
-pub(crate) struct ViewMutBinding<'a>(Option<BoundViewMut<'a>>);
-
-pub(crate) struct BoundViewMut<'a> {
-    pub(super) uses: &'a Uses,
-    pub(super) view: CudaViewMut<'a, u8>,
-}
-
-impl<'a> ViewMutBinding<'a> {
-    #[track_caller]
-    pub(super) fn bound(&self) -> &BoundViewMut<'a> {
-        match &self.0 {
-            Some(bound) => bound,
-            None => not_bound(),
-        }
-    }
-
-    #[track_caller]
-    pub(super) fn bound_mut(&mut self) -> &mut BoundViewMut<'a> {
-        match &mut self.0 {
-            Some(bound) => bound,
-            None => not_bound(),
-        }
-    }
-
-    pub(crate) fn as_view(&self) -> ViewBinding<'_> {
-        ViewBinding(self.0.as_ref().map(|bound| BoundView { uses: bound.uses, view: bound.view.as_view() }))
-    }
-
-    pub(crate) fn into_view(self) -> ViewBinding<'a> {
-        ViewBinding(self.0.map(|bound| BoundView { uses: bound.uses, view: bound.view.into_view() }))
-    }
-
-    pub(crate) fn reborrow(&mut self) -> ViewMutBinding<'_> {
-        ViewMutBinding(
-            self.0.as_mut().map(|bound| BoundViewMut { uses: bound.uses, view: bound.view.slice_mut(..) }),
-        )
-    }
-
-    /// The first `mid` bytes and the others.
-    pub(crate) fn split(self, mid: usize) -> (Self, Self) {
-        let Some(BoundViewMut { uses, view }) = self.0 else { return (Self(None), Self(None)) };
-        let (left, right) = split_for_good(view, mid);
-        (Self(Some(BoundViewMut { uses, view: left })), Self(Some(BoundViewMut { uses, view: right })))
-    }
-
-    pub(crate) fn before_write(&self, allocation: &Allocation, stream: StreamKey) -> Result<()> {
-        self.0.as_ref().map_or(Ok(()), |bound| bound.uses.before(allocation, stream, Access::Write))
-    }
-
-    pub(crate) fn after_write(&self, allocation: &Allocation, stream: StreamKey) -> Result<()> {
-        self.0.as_ref().map_or(Ok(()), |bound| bound.uses.after(allocation, stream, Access::Write))
-    }
 }

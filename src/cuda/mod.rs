@@ -32,6 +32,7 @@ mod shell;
 mod slice;
 mod streams;
 mod traits;
+pub(crate) mod view;
 
 pub use allocator::CudaAllocator;
 pub(crate) use streams::Shared;

@@ -4,22 +4,16 @@
 //! block that is lent out gets a `CudaSlice` that never frees. When the block is freed, the shell is kept, and the next
 //! allocation at the same address finds it: events are created once for a block, not once for an allocation.
 
-use super::errors::apart;
-use crate::driver::{Call, DevicePtr, DriverError, EventHandle};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _, SyncOnDrop};
+use super::errors::{Events, slice_around};
+use crate::driver::cuda::CudaDriver;
+use crate::driver::{DevicePtr, DriverError};
+use cudarc::driver::{CudaSlice, CudaStream};
 use rustc_hash::FxHashMap;
-use std::mem::{self, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// How many shells a stream keeps for blocks that nobody has now.
 const MOST_IDLE: usize = 1 << 14;
-
-/// The events of a tracked `CudaSlice`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Events {
-    pub(super) read: EventHandle,
-    pub(super) write: EventHandle,
-}
 
 /// A `CudaSlice` of a block of ours, which it must not free.
 #[derive(Debug)]
@@ -29,16 +23,17 @@ pub(super) struct Shell {
 }
 
 impl Shell {
-    /// Creates two events if the stream's context tracks by events.
-    pub(super) fn new(stream: &Arc<CudaStream>, ptr: DevicePtr, bytes: u64) -> Result<Self, DriverError> {
+    /// Creates two events if the stream's context tracks by events. To be called in the driver's context.
+    pub(super) fn new(
+        driver: &CudaDriver,
+        stream: &Arc<CudaStream>,
+        ptr: DevicePtr,
+        bytes: u64,
+    ) -> Result<Self, DriverError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let context = stream.context();
-        apart(context, Call::EventCreate, || {
-            // SAFETY: a block of ours of that size, of bytes. It is never freed through the slice.
-            let mut slice = ManuallyDrop::new(unsafe { stream.upgrade_device_ptr::<u8>(ptr.0, len) });
-            let events = events_of(&mut slice);
-            Self { slice, events }
-        })
+        // SAFETY: a block of ours of that size, of bytes. It is never freed through the slice.
+        let (slice, events) = unsafe { slice_around(driver, stream, ptr.0, len) }?;
+        Ok(Self { slice, events })
     }
 
     pub(super) fn slice(&self) -> &CudaSlice<u8> {
@@ -55,31 +50,12 @@ impl Shell {
     }
 }
 
-/// The events of a slice.
-pub(super) fn events_of<T>(slice: &mut CudaSlice<T>) -> Option<Events> {
-    let stream = Arc::clone(slice.stream());
-    let read = event(slice.device_ptr(&stream).1);
-    let write = event(slice.device_ptr_mut(&stream).1);
-    read.zip(write).map(|(read, write)| Events { read, write })
-}
-
-/// The event that a guard would record, without recording it.
-fn event(guard: SyncOnDrop<'_>) -> Option<EventHandle> {
-    let handle = match &guard {
-        SyncOnDrop::Record(Some((event, _))) => Some(EventHandle(event.cu_event().expose_provenance() as u64)),
-        _ => None,
-    };
-    mem::forget(guard);
-    handle
-}
-
 impl Drop for Shell {
+    /// To be dropped in the driver's context, and only while cudarc may make the stream wait for the events.
     fn drop(&mut self) {
-        let context = Arc::clone(self.slice.context());
         // SAFETY: the field is not used any more.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
-        // Frees nothing. What the driver says about two events at their end helps nobody, and is not cudarc's user's.
-        let _ = apart(&context, Call::EventDestroy, || slice.leak());
+        slice.leak(); // frees nothing
     }
 }
 
@@ -91,6 +67,9 @@ pub(super) struct Shells {
     /// Those of allocations of no bytes, which have no address.
     #[allow(clippy::vec_box, reason = "they come and go as boxes")]
     empty: Vec<Box<Shell>>,
+    /// Of no use any more, and to be dropped when the stream may wait for their events.
+    #[allow(clippy::vec_box, reason = "as above")]
+    waste: Vec<Box<Shell>>,
 }
 
 impl Shells {
@@ -99,19 +78,40 @@ impl Shells {
         if ptr.is_null() { self.empty.pop() } else { self.idle.remove(&ptr.0) }
     }
 
-    /// Keeps a shell; what has to go instead is returned.
-    pub(super) fn put(&mut self, ptr: DevicePtr, shell: Box<Shell>) -> Option<Box<Shell>> {
+    /// Keeps a shell; whether there is waste now.
+    pub(super) fn put(&mut self, ptr: DevicePtr, shell: Box<Shell>) -> bool {
         if ptr.is_null() {
             self.empty.push(shell);
-            return None;
+            return !self.waste.is_empty();
         }
         let any = if self.idle.len() < MOST_IDLE { None } else { self.idle.keys().next().copied() };
         let evicted = any.and_then(|any| self.idle.remove(&any));
-        self.idle.insert(ptr.0, shell);
-        evicted
+        let replaced = self.idle.insert(ptr.0, shell);
+        self.waste.extend(evicted.into_iter().chain(replaced));
+        !self.waste.is_empty()
+    }
+
+    pub(super) fn waste(&mut self, shell: Box<Shell>) {
+        self.waste.push(shell);
+    }
+
+    /// Makes waste of everything.
+    pub(super) fn waste_all(&mut self) {
+        self.waste.extend(self.idle.drain().map(|(_, shell)| shell).chain(self.empty.drain(..)));
+    }
+
+    /// Lets go of everything without a call.
+    pub(super) fn forget(&mut self) {
+        self.waste_all();
+        self.waste.drain(..).for_each(std::mem::forget);
+    }
+
+    #[allow(clippy::vec_box, reason = "as above")]
+    pub(super) fn take_waste(&mut self) -> Vec<Box<Shell>> {
+        std::mem::take(&mut self.waste)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.idle.len() + self.empty.len()
+        self.idle.len() + self.empty.len() + self.waste.len()
     }
 }

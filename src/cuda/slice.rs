@@ -1,12 +1,11 @@
 //! Buffers as `CudaSlice`s, for what insists on one.
 
 use super::binding::{Access, is_of_the_stream};
-use super::errors::apart;
-use super::shell::events_of;
-use crate::buffer::{DeviceBuffer, Memory};
-use crate::driver::Call;
+use super::errors::{address_of, events_of, slice_around};
+use crate::buffer::{DeviceBuffer, Memory, key_for_use};
+use crate::driver::{Call, Driver as _};
 use crate::error::{Error, Result};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _};
+use cudarc::driver::{CudaSlice, CudaStream};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -14,7 +13,8 @@ use std::ops::Deref;
 /// A buffer as a `CudaSlice`, to which it dereferences. Dropping it returns the memory to the cache.
 ///
 /// There is no `DerefMut`: the slice must not get out, since its own drop would free memory that is not its own. Uses
-/// through the slice are tracked by cudarc alone; those on other streams without its tracking must be announced by
+/// through the slice are tracked by cudarc alone, whose event for reads stands for the last of them: those on other streams
+/// without its tracking, and reads on several other streams, must be announced by
 /// [`record_stream`](Self::record_stream).
 pub struct CudaSliceGuard<T> {
     slice: ManuallyDrop<CudaSlice<T>>,
@@ -33,26 +33,30 @@ impl<T> DeviceBuffer<T> {
     /// The buffer as a `CudaSlice`.
     ///
     /// # Errors
-    /// [`Error::Driver`] if cudarc's events cannot be created; the memory is then freed.
+    /// [`Error::Driver`] if cudarc's events cannot be created, or the stream was retired or is another thread's own; the
+    /// memory is then freed.
     ///
     /// # Panics
     /// As cudarc's traits do on a buffer that was not allocated on a stream of cudarc.
     pub fn into_cuda_slice(self) -> Result<CudaSliceGuard<T>> {
         let Memory { binding, allocation } = self.memory();
         let uses = binding.bound().uses();
-        let stream = &uses.known.cuda;
+        let (stream, driver) = (&uses.known.cuda, &uses.known.driver);
+        let own = key_for_use(&allocation.stream(), Call::StreamWait)?;
         // What cudarc tracked so far becomes the stream's past, and the slice's first event stands for that.
-        uses.before(allocation, allocation.clock().key, Access::Write)?;
-        let slice = uses.known.driver.in_context(Call::EventCreate, || {
-            apart(stream.context(), Call::EventCreate, || {
-                // SAFETY: memory of ours for so many values, which is never freed through the slice.
-                let mut slice =
-                    ManuallyDrop::new(unsafe { stream.upgrade_device_ptr::<T>(self.ptr().0, self.len()) });
-                drop(slice.device_ptr_mut(stream).1);
-                slice
-            })
+        uses.before(allocation, own, Access::Write)?;
+        let made = driver.in_context(Call::EventCreate, || {
+            // SAFETY: memory of ours for so many values, which is never freed through the slice.
+            let (slice, events) = unsafe { slice_around::<T>(driver, stream, self.ptr().0, self.len()) }?;
+            let tracked = uses.tracked(stream.context()).and(events);
+            let recorded = tracked.map_or(Ok(()), |events| driver.record_event(events.write, own));
+            if recorded.is_err() {
+                uses.known.give_up(ManuallyDrop::into_inner(slice));
+                return recorded.map(|()| unreachable!("it is an error"));
+            }
+            Ok(slice)
         });
-        let slice = allocation.device().checked(slice.and_then(|slice| slice))?;
+        let slice = allocation.device().checked(made.and_then(|slice| slice))?;
         Ok(CudaSliceGuard { slice, buffer: ManuallyDrop::new(self) })
     }
 }
@@ -61,29 +65,26 @@ impl<T> DeviceBuffer<T> {
 fn give_up<T>(slice: CudaSlice<T>, buffer: &DeviceBuffer<T>) {
     let Memory { binding, allocation } = buffer.memory();
     let uses = binding.bound().uses();
-    let (context, key) = (uses.known.cuda.context(), allocation.clock().key);
     let mut slice = Some(slice);
-    let left = uses.known.driver.in_context(Call::StreamWait, || {
-        apart(context, Call::StreamWait, || {
-            let mut slice = slice.take()?;
-            let events = events_of(&mut slice);
-            // Waited for here, as cudarc itself does not when no stream of its own is left.
-            let joined = uses.wait_for(key, events);
-            slice.leak();
-            Some(joined)
-        })
+    let joined = uses.known.driver.in_context(Call::StreamWait, || {
+        let Some(mut slice) = slice.take() else { return Ok(()) };
+        // Waited for here, as cudarc itself does not when no stream of its own is left.
+        let events = events_of(uses.known.cuda.context(), &mut slice);
+        let joined = events.and_then(|events| uses.join_slice(allocation, events));
+        uses.known.give_up(slice);
+        joined
     });
     std::mem::forget(slice); // still there if the driver must not be asked any more
-    let joined = left.and_then(|left| left).and_then(|joined| joined.unwrap_or(Ok(())));
-    let noted = uses.after(allocation, key, Access::Write);
-    if let Err(error) = joined {
+    let noted = match joined.and_then(|joined| joined) {
+        Ok(()) => uses.after(allocation, allocation.clock().key, Access::Write),
+        Err(error) => Err(Error::Driver(error)),
+    };
+    if let Err(error) = noted {
         uses.note_unreachable();
-        if !is_of_the_stream(&error) {
-            allocation.device().defer(error);
+        match error {
+            Error::Driver(error) if !is_of_the_stream(&error) => allocation.device().defer(error),
+            _ => {}
         }
-    } else if let Err(Error::Driver(error)) = noted {
-        uses.note_unreachable();
-        allocation.device().defer(error);
     }
 }
 
@@ -109,13 +110,14 @@ impl<T> CudaSliceGuard<T> {
         &mut self.slice
     }
 
-    /// Announces a use on another stream.
+    /// Announces a use on another stream: the memory is not reused before what is queued there when the guard is dropped has
+    /// passed. On a stream that the allocator does not know, that is when the device has been waited for.
     ///
     /// # Panics
     /// Never for a buffer that became this guard.
     pub fn record_stream(&self, stream: &CudaStream) {
         let memory = self.buffer.memory();
-        memory.binding.bound().uses().notice_raw(&memory.allocation, stream, Access::Write);
+        memory.binding.bound().uses().notice_untracked(&memory.allocation, stream);
     }
 
     /// The slice itself, for functions that take one by value, and the right to its memory.
@@ -157,9 +159,10 @@ impl<T> CudaSliceLease<T> {
     /// Both, as they were, if it is another slice.
     pub fn adopt(self, slice: CudaSlice<T>) -> std::result::Result<CudaSliceGuard<T>, Box<(Self, CudaSlice<T>)>> {
         let here = self.buffer.memory().binding.bound().uses().known.cuda.context();
-        let (ptr, guard) = slice.device_ptr(slice.stream());
-        std::mem::forget(guard); // it would record a use that is none
-        if ptr != self.buffer.ptr().0 || slice.len() != self.buffer.len() || slice.stream().context() != here {
+        if address_of(&slice) != Ok(self.buffer.ptr().0)
+            || slice.len() != self.buffer.len()
+            || slice.stream().context() != here
+        {
             return Err(Box::new((self, slice)));
         }
         Ok(CudaSliceGuard { slice: ManuallyDrop::new(slice), buffer: self.buffer })

@@ -2,12 +2,12 @@
 
 use super::shell::{Shell, Shells};
 use crate::driver::cuda::CudaDriver;
-use crate::driver::{Call, DevicePtr, DriverError, StreamHandle};
+use crate::driver::{Call, DevicePtr, Driver as _, DriverError, StreamHandle};
 use crate::error::{Error, Result};
 use crate::event::StreamClock;
 use crate::sync::{Mutex, RwLock};
 use crate::{CachingAllocator, Stream};
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use rustc_hash::FxHashMap;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +36,24 @@ fn name(handle: StreamHandle) -> Name {
     }
 }
 
+fn is_default(handle: StreamHandle) -> bool {
+    handle.0 <= StreamHandle::PER_THREAD_DEFAULT.0
+}
+
+/// Whether cudarc destroys the stream, which nothing but its `Debug` text tells. A stream is taken for one of another
+/// library if a later cudarc prints something else: then two events are lost where they could be destroyed.
+fn is_owned(stream: &CudaStream) -> bool {
+    format!("{stream:?}").ends_with("owned: true }")
+}
+
+/// What lives as long as the calling thread; nothing that does if the thread is about to end.
+fn this_thread() -> Weak<()> {
+    thread_local! {
+        static LIFE: Arc<()> = Arc::new(());
+    }
+    LIFE.try_with(Arc::downgrade).unwrap_or_default()
+}
+
 /// What buffers share: the allocator and its streams.
 pub(crate) struct Shared {
     pub(super) allocator: CachingAllocator,
@@ -54,6 +72,10 @@ pub(super) struct Known {
     pub(super) driver: Arc<CudaDriver>,
     shared: Weak<Shared>,
     shells: Mutex<Shells>,
+    /// cudarc destroys the stream, with `cuda`, or nobody does.
+    is_lasting: bool,
+    /// Of a per-thread default stream: what lives as long as the thread.
+    thread: Option<Weak<()>>,
     /// Whether the user has the `Stream`, so that it must go on to work.
     is_handed_out: AtomicBool,
 }
@@ -95,6 +117,8 @@ impl Shared {
                 driver: Arc::clone(&self.driver),
                 shared: Arc::downgrade(self),
                 shells: Mutex::new(Shells::default()),
+                is_lasting: is_default(handle) || is_owned(cuda),
+                thread: (handle == StreamHandle::PER_THREAD_DEFAULT).then(this_thread),
                 is_handed_out: AtomicBool::new(false),
             })
         });
@@ -102,20 +126,23 @@ impl Shared {
     }
 
     /// The stream behind a handle in this allocator's context, if it is known or needs nobody to keep it alive.
-    pub(super) fn find(&self, handle: StreamHandle) -> Option<Stream> {
+    pub(super) fn find(self: &Arc<Self>, handle: StreamHandle) -> Option<Stream> {
         if let Some(known) = self.streams.read().get(&name(handle)) {
             return Some(known.stream.clone());
         }
         match handle {
-            StreamHandle::DEFAULT | StreamHandle::LEGACY | StreamHandle::PER_THREAD_DEFAULT => {
-                self.allocator.stream(handle).ok()
+            StreamHandle::DEFAULT | StreamHandle::LEGACY => self.allocator.stream(handle).ok(),
+            // Known from now on, so that it is retired when the thread has ended.
+            StreamHandle::PER_THREAD_DEFAULT => {
+                let known = self.know(&self.context.per_thread_stream()).ok()?;
+                Some(known.stream.clone())
             }
             _ => None,
         }
     }
 
     /// The stream, if it is of this context and known or needs nobody to keep it alive.
-    pub(crate) fn find_in(&self, stream: &CudaStream) -> Option<Stream> {
+    pub(crate) fn find_in(self: &Arc<Self>, stream: &CudaStream) -> Option<Stream> {
         if address(stream.context()) == address(&self.context) { self.find(handle(stream)) } else { None }
     }
 
@@ -128,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Retires the streams that nobody else has any more: no user, and no buffer.
+    /// Retires the streams that nobody else has any more: no user, and no buffer; and those of threads that have ended.
     pub(super) fn retire_left(&self) {
         let mut left = Vec::new();
         self.streams.write().retain(|_, known| {
@@ -149,15 +176,49 @@ impl Shared {
 impl Known {
     /// Whether only this crate has the stream, and nothing that is in use.
     fn is_left(self: &Arc<Self>) -> bool {
-        let is_default = handle(&self.cuda).0 <= StreamHandle::PER_THREAD_DEFAULT.0;
-        if is_default || self.is_handed_out.load(Ordering::Relaxed) || Arc::strong_count(self) > 1 {
+        if Arc::strong_count(self) > 1 {
+            return false;
+        }
+        if let Some(thread) = &self.thread {
+            return thread.strong_count() == 0; // whoever has it can queue nothing on it
+        }
+        if is_default(handle(&self.cuda)) || self.is_handed_out.load(Ordering::Relaxed) {
             return false;
         }
         // This one, the one that the pool keeps, and one in each shell.
         Arc::strong_count(&self.cuda) <= 2 + self.shells.lock().len()
     }
 
+    /// Whether the stream may be destroyed by now, so that no call may name it.
+    pub(super) fn is_out_of_reach(&self) -> bool {
+        !self.is_lasting && self.stream.pool.clock.is_retired()
+    }
+
+    /// Whether cudarc may give up a slice of this stream's, which it does by making the stream wait for the slice's events:
+    /// not where that would name a stream that may be gone, or become part of a graph.
+    fn may_give_up(&self) -> bool {
+        if !self.cuda.context().is_managing_stream_synchronization() {
+            return true;
+        }
+        // The handle of a thread's own default stream names the calling thread's.
+        let key = match self.thread {
+            None => Ok(self.stream.key()),
+            Some(_) => self.driver.stream_key(StreamHandle::PER_THREAD_DEFAULT),
+        };
+        !self.is_out_of_reach() && matches!(key.and_then(|key| self.driver.is_capturing(key)), Ok(false))
+    }
+
+    /// Gives up a slice of memory of ours. To be called in the driver's context.
+    pub(super) fn give_up<T>(&self, slice: CudaSlice<T>) {
+        if self.may_give_up() {
+            slice.leak();
+        } else {
+            std::mem::forget(slice); // and with it two events, for good
+        }
+    }
+
     fn retire(&self, allocator: &CachingAllocator) -> Result<()> {
+        self.clear_shells(); // while the stream is there for certain
         let result = allocator.retire_stream(&self.stream);
         self.clear_shells();
         result
@@ -177,39 +238,50 @@ impl Known {
     pub(super) fn take_shell(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<Box<Shell>, DriverError> {
         let kept = self.shells.lock().take(ptr);
         match kept {
-            Some(shell) if shell.fits(bytes) => Ok(shell),
-            // cudarc binds its context to the thread; this puts back what was there.
-            unfit => self.driver.in_context(Call::EventCreate, || {
-                drop(unfit);
-                Shell::new(&self.cuda, ptr, bytes).map(Box::new)
-            })?,
+            Some(shell) if shell.fits(bytes) => return Ok(shell),
+            Some(unfit) => {
+                self.shells.lock().waste(unfit);
+                self.clear_waste();
+            }
+            None => {}
         }
+        // cudarc binds its context to the thread; this puts back what was there.
+        self.driver
+            .in_context(Call::EventCreate, || Shell::new(&self.driver, &self.cuda, ptr, bytes).map(Box::new))?
     }
 
     pub(super) fn put_shell(&self, ptr: DevicePtr, shell: Box<Shell>) {
-        let evicted = self.shells.lock().put(ptr, shell);
-        if evicted.is_some() {
-            self.discard(evicted);
+        let is_waste = self.shells.lock().put(ptr, shell);
+        if is_waste {
+            self.clear_waste();
         }
     }
 
     fn clear_shells(&self) {
-        let shells = std::mem::take(&mut *self.shells.lock());
-        self.discard(shells);
+        self.shells.lock().waste_all();
+        self.clear_waste();
     }
 
-    /// Drops shells, unless the process is a fork or the driver is shut down.
-    fn discard<T>(&self, shells: T) {
-        let mut shells = Some(shells);
-        if self.driver.in_context(Call::EventDestroy, || drop(shells.take())).is_err() {
-            std::mem::forget(shells);
+    /// Drops the shells that are of no use any more, unless cudarc may not give them up now: they then stay for later.
+    #[cold]
+    fn clear_waste(&self) {
+        if self.driver.is_over() || !self.may_give_up() {
+            return;
+        }
+        let mut waste = Some(self.shells.lock().take_waste());
+        if self.driver.in_context(Call::EventDestroy, || drop(waste.take())).is_err() {
+            std::mem::forget(waste);
         }
     }
 }
 
 impl Drop for Known {
     fn drop(&mut self) {
-        self.clear_shells();
+        // In a fork another thread of the parent may have held the lock, and nothing here is the child's.
+        if !self.driver.is_over() {
+            self.clear_shells();
+        }
+        self.shells.get_mut().forget(); // what could not be given up
     }
 }
 

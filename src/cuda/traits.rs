@@ -140,12 +140,16 @@ unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b mut DeviceViewMut<'c, T>> f
 impl<'a, T> DeviceView<'a, T> {
     /// cudarc's own view, for the few functions that take one by value (NCCL's groups), to be used on `stream`.
     ///
+    /// Nothing tells this crate where the view is used in truth. A use on one other stream is waited for as well if cudarc's
+    /// event tracking is in force. Else, or for several streams, call this with each of them, or announce them by
+    /// [`record_stream`](Self::record_stream).
+    ///
     /// # Panics
     /// As cudarc's traits do on a buffer that was not allocated on a stream of cudarc.
     #[must_use]
     pub fn cuda_view(&self, stream: &CudaStream) -> CudaView<'a, T> {
         let bound = self.binding.bound();
-        bound.uses.notice_raw(self.allocation, stream, Access::Read);
+        bound.uses.notice_lent(self.allocation, stream, Access::Read);
         // SAFETY: the same bytes, which are `len` values of this type.
         let view = unsafe { bound.view.transmute(self.len()) };
         view.unwrap_or_else(|| unreachable!("the view has the bytes of its values"))
@@ -155,13 +159,17 @@ impl<'a, T> DeviceView<'a, T> {
 impl<T> DeviceViewMut<'_, T> {
     /// cudarc's own view, for the few functions that take one by value (NCCL's groups), to be used on `stream`.
     ///
+    /// Nothing tells this crate where the view is used in truth. A use on one other stream is waited for as well if cudarc's
+    /// event tracking is in force. Else, or for several streams, call this with each of them, or announce them by
+    /// [`record_stream`](Self::record_stream).
+    ///
     /// # Panics
     /// As cudarc's traits do on a buffer that was not allocated on a stream of cudarc.
     #[must_use]
     pub fn cuda_view_mut(&mut self, stream: &CudaStream) -> CudaViewMut<'_, T> {
         let len = self.len();
         let bound = self.binding.bound_mut();
-        bound.uses.notice_raw(self.allocation, stream, Access::Write);
+        bound.uses.notice_lent(self.allocation, stream, Access::Write);
         // SAFETY: the same bytes, which are `len` values of this type.
         let view = unsafe { bound.view.transmute_mut(len) };
         view.unwrap_or_else(|| unreachable!("the view has the bytes of its values"))

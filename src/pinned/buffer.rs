@@ -1,9 +1,11 @@
 //! Page-locked buffers, and copies from and to them.
 
-use super::pool::{HostBlock, HostPool, Waits, wait};
+use super::blocks::{HostBlock, Waits, wait};
+use super::pool::HostPool;
 use super::size::GRANULE;
 use crate::Stream;
-use crate::buffer::{DeviceBuffer, DeviceView, DeviceViewMut, assert_same_len, bytes_of};
+use crate::buffer::{DeviceBuffer, DeviceView, DeviceViewMut, assert_same_len, bytes_of, key_for_use};
+use crate::driver::Call;
 use crate::error::{Error, Result};
 use crate::event::StreamClock;
 use crate::sync::Mutex;
@@ -108,18 +110,23 @@ impl<T> PinnedBuffer<T> {
     /// [`Error::Driver`], also about work that was queued before.
     pub fn as_slice(&self) -> Result<&[T]> {
         self.settle(false)?;
-        // SAFETY: the block has so many bytes, aligned to 64, initialized by the driver, and any bits are valid values.
+        // SAFETY: the block has so many bytes, aligned to 64, and any bits are valid values. They are initialized by the
+        // driver, and by what was written since: by the device, or as values without uninitialized bytes.
         // Nothing on the device writes to it any more, and a copy to it needs `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
     }
 
-    /// The values, to be written, after waiting for all copies.
+    /// The values, to be written, after waiting for all copies. Not for types with padding, which would leave bytes
+    /// uninitialized that a later buffer of another type reads.
     ///
     /// # Errors
     /// As [`as_slice`](Self::as_slice).
-    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]>
+    where
+        T: NoUninit,
+    {
         self.settle(true)?;
-        // SAFETY: as for `as_slice`; the device does not read it any more either.
+        // SAFETY: as for `as_slice`; the device does not read it any more either, and no value has uninitialized bytes.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.address(), self.len) })
     }
 
@@ -134,9 +141,13 @@ impl<T> PinnedBuffer<T> {
             return;
         }
         let mut uses = self.uses.lock();
-        match uses.iter_mut().find(|known| Arc::ptr_eq(&known.clock, clock) && known.writes == writes) {
-            // An epoch that is not known yet is a later one than any that is.
-            Some(known) => known.epoch = known.epoch.and(epoch),
+        // One whose epoch is not known yet stays by itself: `settle` gives it the one that it waited for.
+        let is_like = |known: &&mut Use| {
+            Arc::ptr_eq(&known.clock, clock) && known.writes == writes && known.epoch.is_some() == epoch.is_some()
+        };
+        match uses.iter_mut().find(is_like) {
+            // Another thread may have been quicker with a later one.
+            Some(known) => known.epoch = known.epoch.max(epoch),
             None => uses.push(Use { clock: Arc::clone(clock), epoch, writes }),
         }
     }
@@ -148,7 +159,7 @@ impl<T> PinnedBuffer<T> {
         let passed = |used: &Use| used.epoch.is_some_and(|epoch| used.clock.has_passed(epoch));
         let mut uses = self.uses.lock();
         for used in uses.iter_mut().filter(|used| reads || used.writes) {
-            // Others cannot have queued more meanwhile on an epoch that has passed.
+            // Such a use is only ever noted while nobody else can settle it.
             let waited = waits.iter().find(|(clock, _)| Arc::ptr_eq(clock, &used.clock));
             used.epoch = used.epoch.or_else(|| waited.map(|(_, epoch)| *epoch));
         }
@@ -179,8 +190,12 @@ unsafe impl<T: Sync> Sync for PinnedBuffer<T> {}
 
 impl<T> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
-        if let Some(block) = self.block {
-            self.pool.free(block, waits_of(&self.uses.lock(), true));
+        let uses = std::mem::take(self.uses.get_mut());
+        match self.block {
+            // In a fork nothing here is the child's, and what clocks hold goes back behind a lock.
+            Some(_) if self.pool.is_forked() => std::mem::forget(uses),
+            Some(block) => self.pool.free(block, waits_of(&uses, true)),
+            None => {}
         }
     }
 }
@@ -227,6 +242,7 @@ impl<T> DeviceViewMut<'_, T> {
         T: NoUninit,
     {
         assert_same_len(source.len(), self.len());
+        key_for_use(stream, Call::CopyToDevice)?;
         source.settle(false)?;
         // SAFETY: the values stay as they are until the copy has passed: the buffer waits for what is recorded here before
         // it lets anyone write, and before it is used again.
@@ -267,6 +283,7 @@ impl<T> DeviceView<'_, T> {
         T: AnyBitPattern,
     {
         assert_same_len(self.len(), target.len());
+        key_for_use(stream, Call::CopyToHost)?;
         target.settle(true)?;
         // SAFETY: the buffer waits for what is recorded here before anyone gets to its values.
         let queued = unsafe { self.queue_to_host(target.address(), stream) };

@@ -38,7 +38,8 @@ impl<T> HostSlice<T> for PinnedBuffer<T> {
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
         let guard = self.lend(stream, true);
-        // SAFETY: as above; nothing on the device uses them any more either.
+        // SAFETY: as above; nothing on the device uses them any more either. The caller's promise is that only the device
+        // writes, all of whose bytes are initialized.
         (unsafe { std::slice::from_raw_parts_mut(self.values_ptr(), self.len()) }, guard)
     }
 }

@@ -4,14 +4,15 @@
 //! is dropped is kept, and serves later requests once the copies that used it have passed, of which the streams' events
 //! tell. Nothing is recorded per copy.
 
+mod blocks;
 mod buffer;
 #[cfg(feature = "cuda")]
 mod cudarc_slice;
 mod pool;
 mod size;
 
+pub use blocks::HostMemoryStats;
 pub use buffer::PinnedBuffer;
-pub use pool::HostMemoryStats;
 
 pub(crate) use pool::HostPool;
 
@@ -27,7 +28,8 @@ impl CachingAllocator {
     /// (in steps of 64 bytes below 512), or a cached block up to a quarter larger than that.
     ///
     /// When copies under way use four blocks of that size, and 4 MiB or more, the oldest is waited for instead of taking
-    /// another from the driver, unless the configuration says [`OnPending::Fail`](crate::OnPending::Fail).
+    /// another from the driver, unless the configuration says [`OnPending::Fail`](crate::OnPending::Fail). So are, for four
+    /// blocks of any size, copies on streams that are gone, of which no event tells.
     ///
     /// # Errors
     /// [`Error::HostOutOfMemory`](crate::Error::HostOutOfMemory) when the limit
@@ -50,6 +52,7 @@ impl CachingAllocator {
     }
 
     /// Gives all unused page-locked memory back and returns the bytes. Waits for the device's work if there is any.
+    /// Does nothing while a capture is announced ([`PrivatePool::capture`](crate::PrivatePool::capture)).
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver); what was not given back is still cached.

@@ -1,67 +1,15 @@
 //! The pool behind page-locked buffers.
 
-use super::size::{class_of, largest_for};
+use super::blocks::{HostBlock, HostMemoryStats, Pending, State, Waits, wait};
+use super::size::class_of;
 use crate::config::{Config, OnPending};
 use crate::device::Device;
 use crate::driver::{Driver, DriverError, DriverErrorKind, HostPtr};
 use crate::error::{Error, Result};
-use crate::event::StreamClock;
 use crate::process;
 use crate::stats::Stat;
 use crate::sync::Mutex;
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
-
-/// Statistics of page-locked host memory; sizes in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HostMemoryStats {
-    /// Buffers that users hold.
-    pub allocation: Stat,
-    /// What they asked for.
-    pub requested_bytes: Stat,
-    /// The bytes of their blocks.
-    pub allocated_bytes: Stat,
-    /// That, and blocks that were dropped but are still used by copies.
-    pub active_bytes: Stat,
-    /// Held of the host.
-    pub reserved_bytes: Stat,
-    /// Calls to `cuMemHostAlloc` that succeeded.
-    pub num_host_alloc: u64,
-    /// Calls to `cuMemFreeHost` that succeeded.
-    pub num_host_free: u64,
-    /// Requests that had to wait for copies.
-    pub num_waits: u64,
-}
-
-/// A piece of page-locked memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HostBlock {
-    pub(super) ptr: HostPtr,
-    /// Its class.
-    pub(super) bytes: u64,
-    pub(super) requested: u64,
-}
-
-/// What must have passed before a block can be used again.
-pub(super) type Waits = Vec<(Arc<StreamClock>, u64)>;
-
-#[derive(Debug)]
-struct Pending {
-    block: HostBlock,
-    waits: Waits,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Unused blocks by class, last in, first out.
-    free: BTreeMap<u64, Vec<HostPtr>>,
-    /// Blocks that copies may still use, in the order of their drops.
-    pending: VecDeque<Pending>,
-    stats: HostMemoryStats,
-    /// Bytes that a driver call under way will reserve if it succeeds.
-    under_way: u64,
-}
 
 /// A device's page-locked memory.
 #[derive(Debug)]
@@ -77,11 +25,6 @@ pub(crate) struct HostPool {
     state: Mutex<State>,
 }
 
-/// When so many blocks of a size, and so many bytes, are used by copies under way, the host is far enough ahead: it waits
-/// for the oldest instead of taking more, since `cuMemHostAlloc` is slow and stalls the device, too.
-const AHEAD_BLOCKS: usize = 4;
-const AHEAD_BYTES: u64 = 4 << 20;
-
 /// What a request came to without the driver giving memory.
 enum Attempt {
     Served(HostBlock),
@@ -90,80 +33,6 @@ enum Attempt {
     /// Enough is under way; this is the oldest of it.
     Ahead(Waits),
     Full,
-}
-
-impl State {
-    fn take(&mut self, class: u64, requested: u64) -> Option<HostBlock> {
-        let (&bytes, blocks) =
-            self.free.range_mut(class..=largest_for(class)).find(|(_, blocks)| !blocks.is_empty())?;
-        let ptr = blocks.pop()?;
-        let block = HostBlock { ptr, bytes, requested };
-        self.stats.active_bytes.increase(bytes);
-        self.book(block);
-        Some(block)
-    }
-
-    fn book(&mut self, block: HostBlock) {
-        self.stats.allocation.increase(1);
-        self.stats.requested_bytes.increase(block.requested);
-        self.stats.allocated_bytes.increase(block.bytes);
-    }
-
-    fn put(&mut self, block: HostBlock) {
-        self.stats.active_bytes.decrease(block.bytes);
-        self.free.entry(block.bytes).or_default().push(block.ptr);
-    }
-
-    /// What the oldest block that could serve a class waits for, if enough of them are under way.
-    fn ahead(&self, class: u64) -> Option<Waits> {
-        let fitting = |entry: &&Pending| (class..=largest_for(class)).contains(&entry.block.bytes);
-        let blocks = self.pending.iter().filter(fitting);
-        let (count, bytes) = blocks.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.block.bytes));
-        let oldest = self.pending.iter().find(fitting)?;
-        (count >= AHEAD_BLOCKS && bytes >= AHEAD_BYTES).then(|| oldest.waits.clone())
-    }
-
-    /// Makes blocks free whose copies have passed. A clock that has not come to an epoch is not asked for later ones.
-    fn poll(&mut self) -> std::result::Result<usize, DriverError> {
-        let mut behind: Vec<Arc<StreamClock>> = Vec::new();
-        let (mut still, mut freed) = (VecDeque::new(), 0);
-        let mut failed = Ok(());
-        while let Some(entry) = self.pending.pop_front() {
-            let mut passed = true;
-            for (clock, epoch) in &entry.waits {
-                let is_behind = behind.iter().any(|other| Arc::ptr_eq(other, clock));
-                if failed.is_ok() && !is_behind && !clock.has_passed(*epoch) {
-                    failed = clock.poll(*epoch).map(drop);
-                    if !clock.has_passed(*epoch) {
-                        behind.push(Arc::clone(clock));
-                    }
-                }
-                passed &= clock.has_passed(*epoch);
-            }
-            if passed {
-                self.put(entry.block);
-                freed += 1;
-            } else {
-                still.push_back(entry);
-            }
-        }
-        self.pending = still;
-        failed.map(|()| freed)
-    }
-
-    /// Takes free blocks out, the largest first, until `bytes` are together; they still count as reserved.
-    fn take_unused(&mut self, bytes: u64) -> Vec<(HostPtr, u64)> {
-        let (mut taken, mut sum) = (Vec::new(), 0);
-        for (&class, blocks) in self.free.iter_mut().rev() {
-            while sum < bytes
-                && let Some(ptr) = blocks.pop()
-            {
-                taken.push((ptr, class));
-                sum += class;
-            }
-        }
-        taken
-    }
 }
 
 impl HostPool {
@@ -194,11 +63,17 @@ impl HostPool {
         })
     }
 
+    /// Whether a capture is announced, which a question, a wait or a free could spoil.
+    fn is_held_up(&self) -> bool {
+        self.device.upgrade().is_some_and(|device| device.is_capturing())
+    }
+
     pub(super) fn alloc(&self, requested: u64) -> Result<HostBlock> {
         let class = class_of(requested).ok_or(Error::SizeOverflow { requested })?;
         self.checked(self.driver.check_usable())?;
+        let mut may_wait = self.may_wait;
         loop {
-            match self.attempt(class, requested)? {
+            match self.attempt(class, requested, may_wait)? {
                 Attempt::Served(block) => return Ok(block),
                 Attempt::Claimed => {
                     if let Some(block) = self.ask_driver(class, requested)? {
@@ -206,7 +81,7 @@ impl HostPool {
                     }
                 }
                 Attempt::Ahead(waits) => {
-                    self.wait_for(&waits)?;
+                    may_wait = self.wait_for(&waits)?;
                     continue;
                 }
                 Attempt::Full => {}
@@ -218,18 +93,32 @@ impl HostPool {
     }
 
     /// Looks at what there is, and at the limit. Makes no call that waits.
-    fn attempt(&self, class: u64, requested: u64) -> Result<Attempt> {
+    fn attempt(&self, class: u64, requested: u64, may_wait: bool) -> Result<Attempt> {
+        let may_ask = !self.is_held_up();
         let mut state = self.state.lock();
-        if let Some(block) = state.take(class, requested) {
+        let served = state.take(class, requested).or_else(|| {
+            state.collect();
+            state.take(class, requested)
+        });
+        if let Some(block) = served {
+            if may_ask {
+                state.mark(class);
+            }
             return Ok(Attempt::Served(block));
         }
-        let polled = state.poll();
-        if let Some(block) = state.take(class, requested) {
-            return Ok(Attempt::Served(block));
-        }
-        self.checked(polled)?;
-        if let Some(waits) = state.ahead(class).filter(|_| self.may_wait) {
-            return Ok(Attempt::Ahead(waits));
+        if may_ask {
+            if let Some(waits) = state.ahead_in_order(class).filter(|_| may_wait) {
+                return Ok(Attempt::Ahead(waits));
+            }
+            let polled = state.poll_for(class);
+            if let Some(block) = state.take(class, requested) {
+                state.mark(class);
+                return Ok(Attempt::Served(block));
+            }
+            self.checked(polled)?;
+            if may_wait && let Some(waits) = state.ahead(class).or_else(|| state.stranded(class)) {
+                return Ok(Attempt::Ahead(waits));
+            }
         }
         let after = state.stats.reserved_bytes.current + state.under_way + class;
         if self.limit.is_some_and(|limit| after > limit) {
@@ -242,6 +131,7 @@ impl HostPool {
     /// Memory from the driver for what was claimed; `None` if the host has none.
     fn ask_driver(&self, class: u64, requested: u64) -> Result<Option<HostBlock>> {
         let answer = self.driver.alloc_host(class);
+        let may_ask = !self.is_held_up();
         let mut state = self.state.lock();
         state.under_way -= class;
         match answer {
@@ -251,6 +141,9 @@ impl HostPool {
                 state.stats.reserved_bytes.increase(class);
                 state.stats.active_bytes.increase(class);
                 state.book(block);
+                if may_ask {
+                    state.mark(class);
+                }
                 Ok(Some(block))
             }
             Err(error) if error.kind == DriverErrorKind::OutOfMemory => Ok(None),
@@ -273,21 +166,31 @@ impl HostPool {
 
     /// Gives unused memory back, or waits for the copies that were queued first; false if neither helps.
     fn make_room(&self, class: u64) -> Result<bool> {
+        if self.is_held_up() {
+            return Ok(false);
+        }
         let excess = self.excess(class);
-        let unused = self.state.lock().take_unused(excess);
+        let mut state = self.state.lock();
+        self.checked(state.poll())?;
+        let unused = state.take_unused(excess);
+        let oldest = state.pending.front().map(|entry| entry.waits.clone());
+        drop(state);
         if !unused.is_empty() {
             return self.give_back(unused).map(|_| true);
         }
-        let oldest = self.state.lock().pending.front().map(|entry| entry.waits.clone());
         match oldest {
-            Some(waits) if self.may_wait => self.wait_for(&waits).map(|()| true),
+            Some(waits) if self.may_wait => self.wait_for(&waits),
             _ => Ok(false),
         }
     }
 
-    fn wait_for(&self, waits: &Waits) -> Result<()> {
+    /// Waits for copies; false if a capture forbids it.
+    fn wait_for(&self, waits: &Waits) -> Result<bool> {
         self.state.lock().stats.num_waits += 1;
-        self.checked(wait(waits))
+        match wait(waits) {
+            Err(error) if error.kind == DriverErrorKind::Capturing => Ok(false),
+            waited => self.checked(waited).map(|()| true),
+        }
     }
 
     /// Frees blocks that were taken out; what the driver refuses is put back. Waits for the device's work.
@@ -324,11 +227,13 @@ impl HostPool {
         }
     }
 
+    /// Whether this is another process, so that nothing here is its own.
+    pub(super) fn is_forked(&self) -> bool {
+        process::forks() != self.forks
+    }
+
     /// Takes a block back that copies may still use. Makes no driver call.
     pub(super) fn free(&self, block: HostBlock, waits: Waits) {
-        if process::forks() != self.forks {
-            return; // nothing here is the child's
-        }
         let mut state = self.state.lock();
         state.stats.allocation.decrease(1);
         state.stats.requested_bytes.decrease(block.requested);
@@ -342,12 +247,23 @@ impl HostPool {
 
     pub(super) fn empty(&self) -> Result<u64> {
         self.checked(self.driver.check_usable())?;
+        if self.is_held_up() {
+            return Ok(0);
+        }
+        let polled = self.state.lock().poll();
+        // What no event can tell of is waited for: else nothing would ever ask again.
+        let stranded: Waits = {
+            let state = self.state.lock();
+            let waits = state.pending.iter().flat_map(|entry| &entry.waits);
+            waits.filter(|(clock, epoch)| clock.needs_device(*epoch)).cloned().collect()
+        };
+        let waited = wait(&stranded);
         let mut state = self.state.lock();
-        let polled = state.poll();
+        state.collect();
         let unused = state.take_unused(u64::MAX);
         drop(state);
         let freed = self.give_back(unused)?;
-        self.checked(polled)?;
+        self.checked(polled.and(waited))?;
         Ok(freed)
     }
 
@@ -373,14 +289,13 @@ impl HostPool {
     }
 }
 
-/// Waits on the host until all of it has passed.
-pub(super) fn wait(waits: &Waits) -> std::result::Result<(), DriverError> {
-    waits.iter().try_for_each(|(clock, epoch)| clock.wait(*epoch))
-}
-
 impl Drop for HostPool {
     fn drop(&mut self) {
-        if process::forks() != self.forks || self.driver.check_usable().is_err() {
+        if self.is_forked() {
+            // Another thread of the parent may have held a lock that the end of a clock takes.
+            return std::mem::forget(std::mem::take(self.state.get_mut()));
+        }
+        if self.driver.check_usable().is_err() {
             return;
         }
         // No buffer is left. The driver's free waits for the device, but not for streams of other contexts.

@@ -1,8 +1,75 @@
 //! Whose errors are whose, and whose context is current.
 
-use crate::bench::bench;
+use crate::bench::{Bench, bench};
 use cudarc::driver::sys::cudaError_enum::CUDA_ERROR_UNKNOWN;
 use cudarc::driver::{CudaContext, DriverError};
+use std::sync::{Arc, Mutex};
+use vramalloc::driver::Call;
+use vramalloc::{DriverErrorKind, Error};
+
+static CONTEXT: Mutex<Option<Arc<CudaContext>>> = Mutex::new(None);
+
+/// Parks an error in cudarc's context, as another thread may at any moment.
+extern "C" fn park() -> i32 {
+    if let Some(context) = &*CONTEXT.lock().expect("no panic") {
+        context.record_err::<()>(Err(DriverError(CUDA_ERROR_UNKNOWN)));
+    }
+    0
+}
+
+extern "C" fn refuse() -> i32 {
+    2 // out of memory
+}
+
+/// Runs `body`, in which somebody else's error is parked at the first call of `function`; it must be there afterwards.
+fn while_others_park(bench: &Bench, function: &str, body: impl FnOnce()) {
+    *CONTEXT.lock().expect("no panic") = Some(Arc::clone(&bench.context));
+    let before = bench.fake.calls(function);
+    bench.fake.hook(function, park);
+    body();
+    assert!(bench.fake.calls(function) > before, "{function} was not called");
+    *CONTEXT.lock().expect("no panic") = None;
+    assert_eq!(bench.context.check_err(), Err(DriverError(CUDA_ERROR_UNKNOWN)), "theirs stays, {function}");
+    assert_eq!(bench.memory.take_deferred_error(), None, "and is not ours, {function}");
+}
+
+#[test]
+fn what_others_park_meanwhile_is_theirs() {
+    let Some(bench) = bench("what_others_park_meanwhile_is_theirs") else { return };
+    let (stream, other) = bench.streams();
+    while_others_park(&bench, "cuEventCreate", || {
+        drop(bench.memory.alloc_zeros::<u8>(100, &stream).expect("not our error"));
+    });
+    let x = bench.memory.alloc_zeros::<u8>(100, &stream).expect("zeros");
+    let mut slice = None;
+    while_others_park(&bench, "cuEventCreate", || slice = Some(x.into_cuda_slice().expect("not our error")));
+    while_others_park(&bench, "cuStreamWaitEvent", || drop(slice.take()));
+    let slice = bench.memory.alloc_zeros::<u8>(100, &stream).expect("zeros").into_cuda_slice().expect("slice");
+    while_others_park(&bench, "cuEventDestroy_v2", || drop(slice));
+    drop(bench.memory.alloc_zeros::<u8>(100, &other).expect("zeros"));
+    while_others_park(&bench, "cuEventDestroy_v2", || bench.memory.retire_stream(&other).expect("retire"));
+}
+
+#[test]
+fn a_driver_that_creates_no_event_is_our_error() {
+    let Some(bench) = bench("a_driver_that_creates_no_event_is_our_error") else { return };
+    let (stream, _other) = bench.streams();
+    bench.context.record_err::<()>(Err(DriverError(CUDA_ERROR_UNKNOWN)));
+    bench.fake.hook("cuEventCreate", refuse_twice);
+    let Err(Error::Driver(error)) = bench.memory.alloc_zeros::<u8>(100, &stream) else { panic!("no event") };
+    assert_eq!((error.call, error.kind), (Call::EventCreate, DriverErrorKind::OutOfMemory), "{error}");
+    assert_eq!(bench.memory.memory_allocated(), 0, "the memory was freed");
+    assert_eq!(bench.context.check_err(), Err(DriverError(CUDA_ERROR_UNKNOWN)), "what was there before");
+    assert_eq!(bench.context.check_err(), Ok(()), "and nothing of ours");
+}
+
+/// Refuses, and refuses the next one, too.
+extern "C" fn refuse_twice() -> i32 {
+    if let Ok(fake) = crate::fake::load() {
+        fake.hook("cuEventCreate", refuse);
+    }
+    refuse()
+}
 
 #[test]
 fn what_cudarc_has_parked_stays_parked() {

@@ -8,9 +8,14 @@
 mod fake;
 
 mod bench;
+mod captures;
 mod costs;
 mod errors;
+mod forks;
+mod lent;
 mod pinned;
+mod retired;
 mod slices;
 mod streams;
+mod threads;
 mod traits;

@@ -6,21 +6,21 @@ use cudarc::driver::{CudaContext, CudaStream, PushKernelArg, result, sys};
 use std::sync::Arc;
 use vramalloc::DeviceBuffer;
 
-const BYTES: usize = 1 << 20;
+pub(crate) const BYTES: usize = 1 << 20;
 
 /// How a buffer is used on the other stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Use {
+pub(crate) enum Use {
     Reading,
     Writing,
     ReadingAView,
     WritingAView,
 }
 
-const USES: [Use; 4] = [Use::Reading, Use::Writing, Use::ReadingAView, Use::WritingAView];
+pub(crate) const USES: [Use; 4] = [Use::Reading, Use::Writing, Use::ReadingAView, Use::WritingAView];
 
 /// Queues a kernel that never ends by itself.
-fn launch(bench: &Bench, stream: &Arc<CudaStream>, x: &mut DeviceBuffer<u8>, how: Use) {
+pub(crate) fn launch(bench: &Bench, stream: &Arc<CudaStream>, x: &mut DeviceBuffer<u8>, how: Use) {
     let (bytes, half) = (BYTES as u64, BYTES as u64 / 2);
     // SAFETY: the kernels touch no more than the buffer.
     unsafe {
@@ -57,7 +57,7 @@ fn copy(stream: &Arc<CudaStream>, x: &mut DeviceBuffer<u8>, sink: &mut DeviceBuf
 }
 
 /// Takes the memory that was just freed, or other memory, and writes all of it on `stream`.
-fn reuse(bench: &Bench, stream: &Arc<CudaStream>, what: &str) {
+pub(crate) fn reuse(bench: &Bench, stream: &Arc<CudaStream>, what: &str) {
     let next: Vec<_> = (0..4)
         .map(|_| {
             let mut next = bench.memory.alloc_uninit::<u8>(BYTES, stream).expect("alloc");
@@ -71,6 +71,17 @@ fn reuse(bench: &Bench, stream: &Arc<CudaStream>, what: &str) {
     for buffer in next {
         assert_eq!(buffer.slice(BYTES - 1..).to_vec().expect("download"), [9], "{what}");
     }
+}
+
+/// The same on the bare stream, where no event of cudarc's that stays with the memory orders anything.
+pub(crate) fn reuse_bare(bench: &Bench, stream: &Arc<CudaStream>, what: &str) {
+    let bare = bench.memory.stream(stream).expect("stream");
+    let next: Vec<DeviceBuffer<u8>> = (0..4)
+        .map(|_| {
+            bench.memory.allocator().alloc_zeros(BYTES, &bare).unwrap_or_else(|error| panic!("{what}: {error}"))
+        })
+        .collect();
+    drop(next);
 }
 
 fn every_use(bench: &Bench, is_known: bool) {
@@ -238,6 +249,8 @@ fn default_and_borrowed_streams_work_alone() {
     let borrowed = unsafe { bench.context.wrap_borrowed_stream(owner.cu_stream()) };
     let y = bench.memory.alloc_zeros::<u8>(16, &borrowed).expect("zeros");
     assert_eq!(owner.clone_dtoh(&y).expect("one stream, two wrappers"), [0; 16]);
+    drop(y);
+    bench.memory.retire_stream(&borrowed).expect("before its owner destroys it");
     bench.context.synchronize().expect("synchronize");
 }
 

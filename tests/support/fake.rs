@@ -4,14 +4,15 @@ use libloading::Library;
 use std::ffi::CString;
 use std::sync::OnceLock;
 
-/// The fake driver's library, with the two functions that are its own.
+/// The fake driver's library, with the functions that are its own.
 #[derive(Debug)]
 pub(crate) struct Fake {
     library: Library,
 }
 
 /// The fake library, loaded such that whoever looks for `libcuda.so.1` finds it; `None`, with the reason, on a machine
-/// that has a driver, or where the tests must run on a GPU.
+/// that has a driver, or where the tests must run on a GPU. With `VRAMALLOC_REQUIRE_FAKE` set, a machine without a driver
+/// must have it.
 pub(crate) fn load() -> Result<&'static Fake, String> {
     static FAKE: OnceLock<Result<Fake, String>> = OnceLock::new();
     FAKE.get_or_init(try_load).as_ref().map_err(Clone::clone)
@@ -31,8 +32,13 @@ fn try_load() -> Result<Fake, String> {
     // Cargo builds the library beside the tests, as they depend on its package.
     let path = here.with_file_name("libvramalloc_fake_libcuda.so");
     // SAFETY: a library of this repository, without initializers of its own.
-    let library = unsafe { Library::new(&path) }.map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(Fake { library })
+    let loaded = unsafe { Library::new(&path) };
+    let loaded =
+        loaded.map_err(|error| format!("the fake driver cannot be loaded from {}: {error}", path.display()));
+    if let (Err(reason), true) = (&loaded, std::env::var_os("VRAMALLOC_REQUIRE_FAKE").is_some()) {
+        panic!("VRAMALLOC_REQUIRE_FAKE is set, and {reason}; run the tests by cargo, which builds it beside them");
+    }
+    Ok(Fake { library: loaded? })
 }
 
 #[allow(dead_code, reason = "not every test binary that loads it asks it")]
@@ -48,7 +54,18 @@ impl Fake {
         }
     }
 
-    /// How many misuses the simulated devices saw; they are printed.
+    /// Runs `hook` when a function of the driver is called next; what it answers, unless 0, is the call's answer.
+    pub(crate) fn hook(&self, function: &str, hook: extern "C" fn() -> i32) {
+        let function = CString::new(function).expect("a name");
+        // SAFETY: the type is the function's, and the text ends in a zero byte.
+        unsafe {
+            type Hook = unsafe extern "C" fn(*const std::ffi::c_char, extern "C" fn() -> i32);
+            let set = self.library.get::<Hook>("fake_cuda_hook");
+            set.expect("the fake driver's own function")(function.as_ptr(), hook);
+        }
+    }
+
+    /// How many misuses were seen since this was last asked; they are printed.
     pub(crate) fn violations(&self) -> u64 {
         // SAFETY: the type is the function's.
         unsafe {

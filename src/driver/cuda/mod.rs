@@ -187,6 +187,11 @@ impl CudaDriver {
         if code == SUCCESS { Ok(()) } else { Err(Failure::Call(code)) }
     }
 
+    /// Whether the driver must not be asked any more: the process is a fork, or the driver is shut down.
+    pub(crate) fn is_over(&self) -> bool {
+        self.usable().is_err()
+    }
+
     /// Runs what binds this context to the thread, and puts back what was bound before.
     pub(crate) fn in_context<T>(&self, call: Call, body: impl FnOnce() -> T) -> Result<T> {
         self.usable().map_err(|failure| failure.of_call(call))?;

@@ -74,7 +74,7 @@ impl CudaDriver {
             return Err(DriverError::with_detail(
                 call,
                 DriverErrorKind::StreamGone,
-                "it is the default stream of another thread",
+                "it is the default stream of another thread; use one that this thread can reach",
             ));
         }
         Ok(stream.handle)
@@ -82,5 +82,9 @@ impl CudaDriver {
 }
 
 fn thread_ending(call: Call) -> DriverError {
-    DriverError::with_detail(call, DriverErrorKind::StreamGone, "the calling thread is about to end")
+    DriverError::with_detail(
+        call,
+        DriverErrorKind::StreamGone,
+        "the calling thread is about to end, and with it its default stream; use another stream there",
+    )
 }

@@ -197,6 +197,7 @@ functions! {
             500 => c"CUDA_ERROR_NOT_FOUND",
             700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
             801 => c"CUDA_ERROR_NOT_SUPPORTED",
+            999 => c"CUDA_ERROR_UNKNOWN",
             900 => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
             _ => return Err(INVALID_VALUE),
         };

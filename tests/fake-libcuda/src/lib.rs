@@ -5,7 +5,7 @@
 //! the host waits. There is no legacy default stream that others wait for. A kernel is known by name and does what
 //! `kernels.rs` says.
 //!
-//! Two functions are this library's own: [`fake_cuda_calls`] and [`fake_cuda_violations`].
+//! Three functions are this library's own: [`fake_cuda_calls`], [`fake_cuda_hook`] and [`fake_cuda_violations`].
 
 // CUDA's names. What a function's arguments must be is said by CUDA's manual, for all of them.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
@@ -17,6 +17,7 @@ mod memory;
 mod pages;
 mod streams;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -50,6 +51,14 @@ static MACHINE: LazyLock<SimMachine> = LazyLock::new(|| {
     SimMachine::new(devices(), &builder)
 });
 static CALLS: LazyLock<Mutex<HashMap<&'static str, u64>>> = LazyLock::new(Mutex::default);
+
+/// Calls that named a stream that is not there, in words; what else the devices see, they note themselves.
+static STALE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// The function that this thread is in.
+    static FUNCTION: Cell<&'static str> = const { Cell::new("") };
+}
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -105,7 +114,15 @@ pub(crate) unsafe fn answer<T>(place: *mut T, value: T) -> Result {
     Ok(())
 }
 
+/// Notes that the function under way was given a stream that is not there: a real driver may crash on it.
+pub(crate) fn note_stale(stream: u64) {
+    let what = format!("{} was given {stream:#x}, which is no stream, or a destroyed one", FUNCTION.get());
+    STALE.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+}
+
+/// Counts a call of a function, which this thread is in from now on.
 pub(crate) fn count(name: &'static str) {
+    FUNCTION.set(name);
     *CALLS.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
 }
 
@@ -119,6 +136,7 @@ macro_rules! functions {
                 $crate::count(stringify!($name));
                 let call = || -> $crate::Result {
                     $crate::contexts::initialized(stringify!($name))?;
+                    $crate::hooked(stringify!($name))?;
                     $body
                 };
                 call().err().unwrap_or(0)
@@ -127,6 +145,30 @@ macro_rules! functions {
     };
 }
 pub(crate) use functions;
+
+/// What to run when a function is called next, by the function's name.
+static HOOKS: LazyLock<Mutex<HashMap<String, extern "C" fn() -> Code>>> = LazyLock::new(Mutex::default);
+
+/// The answer that a hook gives in the place of a function, if it does.
+pub(crate) fn hooked(name: &str) -> Result {
+    let hook = HOOKS.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    hook.map_or(Ok(()), |hook| match hook() {
+        0 => Ok(()),
+        code => Err(code),
+    })
+}
+
+/// Runs `hook` when the function is called next, before it: what it answers, unless 0, is the call's answer; not a function
+/// of CUDA's.
+///
+/// # Safety
+/// `name` is a text that ends in a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_cuda_hook(name: *const c_char, hook: extern "C" fn() -> Code) {
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    HOOKS.lock().unwrap_or_else(PoisonError::into_inner).insert(name, hook);
+}
 
 /// How often a function was called; not a function of CUDA's.
 ///
@@ -139,15 +181,16 @@ pub unsafe extern "C" fn fake_cuda_calls(name: *const c_char) -> u64 {
     CALLS.lock().unwrap_or_else(PoisonError::into_inner).get(&*name).copied().unwrap_or(0)
 }
 
-/// Prints every misuse that the devices saw to stderr, and returns how many there were; not a function of CUDA's.
+/// Prints every misuse seen since the last call to stderr, calls on destroyed streams and events included, and returns how
+/// many there were; not a function of CUDA's.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_violations() -> u64 {
-    let mut violations = 0;
+    let mut seen = std::mem::take(&mut *STALE.lock().unwrap_or_else(PoisonError::into_inner));
     for ordinal in 0..devices() {
-        for violation in MACHINE.device(ordinal).violations() {
-            eprintln!("device {ordinal}: {violation}");
-            violations += 1;
-        }
+        let device = MACHINE.device(ordinal);
+        seen.extend(device.violations().into_iter().map(|violation| format!("device {ordinal}: {violation}")));
+        device.clear_violations();
     }
-    violations
+    seen.iter().for_each(|violation| eprintln!("{violation}"));
+    seen.len() as u64
 }

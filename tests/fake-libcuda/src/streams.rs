@@ -2,14 +2,15 @@
 
 use crate::contexts::current_device;
 use crate::{
-    CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE, Result, answer, device_of_handle, functions, refused,
+    CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE, Result, answer, device_of_handle, functions, note_stale,
+    refused,
 };
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 use vramalloc::driver::sim::{CaptureMode, Graph, SimDriver};
-use vramalloc::driver::{Driver, EventHandle, StreamHandle, StreamKey};
+use vramalloc::driver::{Driver, DriverErrorKind, EventHandle, StreamHandle, StreamKey};
 
 /// `CUstreamCaptureMode`.
 const GLOBAL: c_uint = 0;
@@ -32,9 +33,17 @@ thread_local! {
 
 /// The device and identity of a stream; handles up to 2 are default streams of the current context.
 pub(crate) fn stream(handle: u64) -> Result<(Arc<SimDriver>, StreamKey)> {
-    let device =
-        if handle <= StreamHandle::PER_THREAD_DEFAULT.0 { current_device()? } else { device_of_handle(handle)? };
-    let key = device.stream_key(StreamHandle(handle)).map_err(refused)?;
+    let device = if handle <= StreamHandle::PER_THREAD_DEFAULT.0 {
+        current_device()?
+    } else {
+        device_of_handle(handle).inspect_err(|_| note_stale(handle))?
+    };
+    let key = device.stream_key(StreamHandle(handle)).map_err(|error| {
+        if error.kind == DriverErrorKind::StreamGone {
+            note_stale(handle);
+        }
+        refused(error)
+    })?;
     Ok((device, key))
 }
 
@@ -80,7 +89,8 @@ functions! {
     }
 
     fn cuStreamDestroy_v2(handle: u64) {
-        device_of_handle(handle)?.destroy_stream(StreamHandle(handle)).map_err(|_| INVALID_HANDLE)
+        let device = device_of_handle(handle).inspect_err(|_| note_stale(handle))?;
+        device.destroy_stream(StreamHandle(handle)).map_err(|_| INVALID_HANDLE)
     }
 
     fn cuStreamSynchronize(handle: u64) {
