@@ -100,6 +100,60 @@ memory._record_memory_history(enabled=None)
     );
 }
 
+/// What the benchmark says of a run needs no GPU to be right.
+#[test]
+fn the_benchmark_explains_the_peak() {
+    let text = python(
+        r#"
+import ctypes, json, os, pickle, tempfile, bench, vramalloc
+library, handle = vramalloc._library, vramalloc._library.allocator()
+vramalloc.record_history()
+def alloc(mib):
+    ptr = ctypes.c_void_p()
+    library.call("vram_alloc", handle, mib << 20, 0, None, ctypes.byref(ptr))
+    return ptr
+def free(ptr):
+    library.call("vram_free", handle, ptr, 0, 0, None)
+a, b = alloc(30), alloc(20)
+free(b)
+c = alloc(24)
+d = alloc(11)
+free(c), free(d)
+stats = vramalloc.stats()
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "snapshot.pickle")
+    vramalloc.snapshot(path)
+    (entries,) = pickle.load(open(path, "rb"))["device_traces"]
+peak = bench.at_peak(entries, stats["reserved_bytes.all.peak"])
+assert (peak["allocated"], peak["pending"]) == (65 << 20, 0), peak
+assert bench.at_peak(entries[20:], stats["reserved_bytes.all.peak"]) is None
+print(bench.told(peak))
+print(bench.slack_of("segments:expandable, slack:1.05"), bench.slack_of("segments:expandable"))
+
+def run(allocated, reserved, seconds, **more):
+    return dict(allocated=allocated << 20, reserved=reserved << 20, requested=allocated << 20, active=allocated << 20,
+                large_allocated=allocated << 20, small_allocated=0, large_reserved=reserved << 20, small_reserved=0,
+                seconds=[seconds], gpu_seconds=[seconds], first=1.0, retries=0, waits=2, losses=[1.0], **more)
+confs = ["segments:expandable", "segments:expandable,slack:1.0"]
+allocators = bench.named(confs)
+calls = vramalloc.driver_calls()
+merged = {"gpt2_amp": {name: bench.merge([run(*figures)]) for name, figures in {
+    "native": (1001, 1200, 1.0), "expandable": (1000, 1060, 1.0)}.items()}}
+merged["gpt2_amp"]["vramalloc"] = bench.merge([run(1000, 1070, 1.0, calls=calls)])
+merged["gpt2_amp"]["vramalloc-2"] = bench.merge([run(1000, 1010, 1.01, calls=calls), run(1000, 1012, 0.99, calls=calls)])
+bench.table(merged)
+bench.composition(merged, allocators)
+wrong = bench.verdicts(merged)
+assert len(wrong["vramalloc"]) == 2 and not wrong["vramalloc-2"], wrong
+assert merged["gpt2_amp"]["vramalloc-2"]["reserved"] == 1012 << 20
+"#,
+    );
+    for said in ["65.0 MiB allocated, 0.0 pending", "1.05 1.014", "vramalloc-2"] {
+        assert!(text.contains(said), "'{said}' is missing in:\n{text}");
+    }
+    println!("{text}");
+}
+
 #[test]
 fn a_forked_child_raises() {
     let text = python(

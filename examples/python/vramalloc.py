@@ -203,7 +203,8 @@ def _replace_statistics(torch):
         which = -1 if device is None else ordinal(device)
         if enabled is None or enabled is False:
             return stop_history(which)
-        events = 1_000_000 if max_entries is None else min(max_entries, 2**62)
+        # An older way to call it has truth values there, and numbers at other places.
+        events = min(max_entries, 2**62) if type(max_entries) is int else 1_000_000
         return record_history(which, 0 if enabled == "state" else events)
 
     def whole_snapshot(*args, **options):
