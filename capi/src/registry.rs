@@ -4,6 +4,7 @@ use crate::devices::{Devices, Source};
 use crate::logging;
 use crate::status::{Failure, Result};
 use parking_lot::RwLock;
+use std::env::VarError;
 use std::sync::{Arc, OnceLock};
 use vramalloc::Config;
 
@@ -98,7 +99,8 @@ fn open_own() -> Result<&'static (Arc<Devices>, u64)> {
     }
     let source = match std::env::var(DEVICE_VARIABLE) {
         Ok(text) => text.parse()?,
-        Err(_) => Source::Cuda(None),
+        Err(VarError::NotPresent) => Source::Cuda(None),
+        Err(VarError::NotUnicode(_)) => return Err(Failure::NotText(DEVICE_VARIABLE)),
     };
     let devices = Arc::new(Devices::new(source, Config::from_env()?)?);
     let handle = insert(Arc::clone(&devices));

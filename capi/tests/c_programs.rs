@@ -137,6 +137,23 @@ fn what_is_left_is_told_to_those_who_ask() {
     assert_eq!(ends("torch", Some("warn")), "", "Python's end frees nothing, which is no news");
     assert!(ends("torch", Some("info")).contains("3000 bytes"));
     assert_eq!(ends("nothing", Some("warn")), "");
+    // Threads that go on while the process ends around them do not stop it.
+    for _ in 0..5 {
+        ends("threads", None);
+        assert!(ends("threads", Some("warn")).contains("still in use as the process ends"));
+    }
+}
+
+#[test]
+fn an_unloaded_library_is_not_called() {
+    let program = compile("cc", &["-std=gnu11"], "unload");
+    let library = library_folder().join("libvramalloc_c.so");
+    for level in ["off", "warn"] {
+        let mut command = command(&program, &[&library.to_string_lossy()], "");
+        let output = command.env("VRAMALLOC_LOG", level).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("unloaded"), "{:?}: {text}", output.status);
+    }
 }
 
 #[test]

@@ -326,6 +326,8 @@ def record_history(device=-1, events=1_000_000):
 
     `VRAMALLOC_CONF=history:1000000` records from the very start.
     """
+    if events < 0:
+        raise ValueError(f"{events} events cannot be kept")
     _library.call("vram_record_history", _library.allocator(), device, events, 0)
 
 
