@@ -2,8 +2,10 @@
 
 #![cfg(unix)]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -13,8 +15,13 @@ fn library_folder() -> PathBuf {
     program.parent().expect("it is in a folder").to_owned()
 }
 
-/// Compiles a program of `tests/c` with every warning an error.
+/// Compiles a program of `tests/c` with every warning an error; once, as several tests may want it at the same time.
 fn compile(compiler: &str, language: &[&str], name: &str) -> PathBuf {
+    static COMPILED: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = compiled.get(name) {
+        return program.clone();
+    }
     let folder = library_folder();
     let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{compiler}"));
     let output = Command::new(compiler)
@@ -31,6 +38,7 @@ fn compile(compiler: &str, language: &[&str], name: &str) -> PathBuf {
         .output()
         .unwrap_or_else(|error| panic!("a C compiler is needed, as `{compiler}`: {error}"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    compiled.insert(name.to_owned(), program.clone());
     program
 }
 
