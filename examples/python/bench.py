@@ -194,9 +194,9 @@ def main():
             args.json.write_text(json.dumps([result for results in runs.values() for result in results]))
     merged = {model: {allocator: merge(runs[model, allocator]) for allocator in allocators if runs[model, allocator]}
               for model in names}
+    table(merged)
     for allocator, conf in zip(list(allocators)[len(PYTORCH):], confs):
         print(f"{allocator} is {conf}")
-    table(merged)
     on_gpu = args.device != "cpu"
     if on_gpu:
         print()
