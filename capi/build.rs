@@ -10,11 +10,16 @@ fn main() {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml can be read");
     // It finds the modules by itself; named here, too, each would be declared twice.
     let builder = cbindgen::Builder::new().with_config(config).with_src(root.join("src/lib.rs"));
+    // One of an earlier build would pass for this one's.
+    let _ = std::fs::remove_file(&out);
     match builder.generate() {
         Ok(bindings) => {
             bindings.write_to_file(out);
         }
-        // The compiler says it better.
-        Err(error) => println!("cargo::warning=no C header: {error}"),
+        // The compiler says it better; if it has nothing to say, the test of the header fails.
+        Err(error) => {
+            println!("cargo::warning=no C header: {error}");
+            std::fs::write(out.with_extension("error"), error.to_string()).expect("OUT_DIR can be written");
+        }
     }
 }

@@ -42,6 +42,7 @@ for trace in gnn resnet50 serving_streams; do
   gzip -dc "$folder/$trace.csv.gz" | sed -n "1,${lines}p" > "$folder/$trace.half.csv"
 done
 
+count=0
 for file in "$folder"/*.csv.gz "$folder"/*.csv; do
   for segments in fixed expandable; do
     name=$(basename "$file" .gz)
@@ -51,6 +52,7 @@ for file in "$folder"/*.csv.gz "$folder"/*.csv; do
     viz trace "$out.pickle" > "$out.trace.txt"
     viz segments "$out.pickle" -o "$out.segments.txt" > /dev/null
     viz trace_plot "$out.pickle" -o "$out.html" > /dev/null
+    count=$((count + 1))
   done
 done
-"$python" scripts/check_memory_viz.py "$folder"
+"$python" scripts/check_memory_viz.py "$folder" "$count"

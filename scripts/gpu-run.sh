@@ -16,12 +16,12 @@ build_c() {
   mkdir -p "$folder"
   cargo build --release -p vramalloc-capi
   cp "${CARGO_TARGET_DIR:-target}/release/libvramalloc_c.so" "$folder"
-  for name in api soak; do
+  for name in api fork soak; do
     # shellcheck disable=SC2016
     cc -std=c11 -O2 -pthread -I capi/include "capi/tests/c/$name.c" -o "$folder/$name" -L "$folder" -lvramalloc_c \
       -Wl,-rpath,'$ORIGIN'
   done
-  strip "$folder"/{libvramalloc_c.so,api,soak}
+  strip "$folder"/{libvramalloc_c.so,api,fork,soak}
   cp "${BASH_SOURCE[0]}" "$folder/gpu-run.sh"
 }
 
@@ -113,7 +113,9 @@ run() {
       sweep) python_part sweep "$words" "$here" ;;
       bench) python_part bench "$words" "$here" --json "${OUT:-$words}/bench.json" ;;
       soak)
-        "$here/api" cuda:0 | tail -n 1 | tee "$words/soak-0" && for segments in fixed expandable; do
+        "$here/api" cuda:0 | tail -n 1 | tee "$words/soak-0" \
+          && VRAMALLOC_DEVICE=cuda VRAMALLOC_CONF=segments:expandable "$here/fork" cuda:0 40 2> "$words/fork" \
+          | tee -a "$words/soak-0" && rm "$words/fork" && for segments in fixed expandable; do
           VRAMALLOC_CONF=segments:$segments "$here/soak" cuda:0 "${VRAMALLOC_SOAK_EVENTS:-10000000}" \
             | sed "s/^/$segments: /" | tee "$words/soak-$segments" || break
         done && [ -s "$words/soak-expandable" ]

@@ -8,6 +8,7 @@ use crate::driver::{DevicePtr, Driver, DriverError, MemoryInfo, StreamHandle, St
 use crate::error::{Error, OutOfMemory, Result};
 #[cfg(feature = "cuda")]
 use crate::event::EventPool;
+use crate::history::HistoryOptions;
 use crate::live::LiveTable;
 use crate::pinned::HostPool;
 use crate::pool::{RETIRED, Request, Taken};
@@ -77,11 +78,14 @@ impl CachingAllocator {
                 return Err(Error::NoVirtualMemory { device: driver.device(), name: driver.name() });
             }
         };
-        let initial = config.initial_bytes;
+        let (initial, history) = (config.initial_bytes, config.history_events);
         let device = Device::new(driver, config, expandable);
         let inner = Inner { device, streams: RwLock::new(FxHashMap::default()), live: LiveTable::new() };
         let allocator = Self { inner: Arc::new(inner) };
         allocator.inner.device.front.get_or_init(|| Arc::downgrade(&allocator.inner));
+        if let Some(events) = history {
+            allocator.record_history(Some(HistoryOptions::default().events(events)))?;
+        }
         if initial > 0 {
             allocator.reserve(initial - initial % SEGMENT_STEP_BYTES)?;
         }
@@ -171,7 +175,14 @@ impl CachingAllocator {
     /// A pool of memory that nobody else gets, for captured graphs; see [`PrivatePool`].
     #[must_use]
     pub fn private_pool(&self) -> PrivatePool {
-        PrivatePool::new(self.clone(), Arc::clone(&self.inner.device))
+        PrivatePool::new(self.clone(), Arc::clone(&self.inner.device), None)
+    }
+
+    /// The same under an id of the caller's, by which snapshots name it (PyTorch's `segment_pool_id`): where others have
+    /// numbered it already. (0, 0) means no pool.
+    #[must_use]
+    pub fn private_pool_of(&self, id: (u64, u64)) -> PrivatePool {
+        PrivatePool::new(self.clone(), Arc::clone(&self.inner.device), Some(id))
     }
 
     /// Forgets retired pools that hold nothing any more.

@@ -181,6 +181,9 @@ pub struct Config {
     /// Expandable segments take fresh memory while reserved stays at or below this times the peak allocated;
     /// beyond it, idle pages are moved. At least 1. Key `slack`.
     pub slack: f64,
+    /// Events that a [history](crate::CachingAllocator::record_history) keeps which is recorded from the start, without
+    /// stacks. `None`: none is. Key `history`.
+    pub history_events: Option<usize>,
 }
 
 impl Default for Config {
@@ -198,6 +201,7 @@ impl Default for Config {
             initial_bytes: 0,
             on_pending: OnPending::default(),
             slack: DEFAULT_SLACK,
+            history_events: None,
         }
     }
 }
@@ -217,6 +221,7 @@ const KEYS: &[(&str, &str)] = &[
     ("soft_limit", "bytes, or with a unit: garbage is collected beyond"),
     ("host_limit", "bytes, or with a unit: hard cap on page-locked host memory"),
     ("initial", "bytes, or with a unit: reserved at once"),
+    ("history", "a number: the newest events that are kept, from the start (64 bytes each)"),
     ("on_pending", "grow | wait | fail: what to do when memory is free but queued work may still use it"),
 ];
 
@@ -390,6 +395,10 @@ impl Config {
             "soft_limit" => self.soft_limit_bytes = Some(value.bytes()?),
             "host_limit" => self.host_limit_bytes = Some(value.bytes()?),
             "initial" => self.initial_bytes = value.bytes()?,
+            "history" => {
+                let events = value.text.parse().map_err(|_| value.bad("a whole number of events"))?;
+                self.history_events = Some(events);
+            }
             "on_pending" => {
                 self.on_pending = match value.text {
                     "grow" => OnPending::Grow,
@@ -515,6 +524,12 @@ impl Config {
         Self { slack, ..self }
     }
 
+    /// Sets [`history_events`](Self::history_events).
+    #[must_use]
+    pub fn history(self, events: usize) -> Self {
+        Self { history_events: Some(events), ..self }
+    }
+
     /// `max_split_bytes` with "no limit" as the largest number.
     #[inline]
     pub(crate) fn max_split(&self) -> u64 {
@@ -535,12 +550,14 @@ mod tests {
         let config: Config =
             "segments:expandable, slack:1.05, max_split_size_mb:64, max_non_split_rounding_mb:32, \
              large_segment_size_mb:24, roundup_power2_divisions:[256:1,512:2,1024:4,>:8], \
-             garbage_collection_threshold:0.6, limit:24GiB, soft_limit:1.5GiB, host_limit:2GiB, initial:4MiB, on_pending:fail"
+             garbage_collection_threshold:0.6, limit:24GiB, soft_limit:1.5GiB, host_limit:2GiB, initial:4MiB, on_pending:fail, \
+             history:1000"
                 .parse()
                 .unwrap();
         assert_eq!(config.segments, Segments::Expandable);
         assert_eq!(config.limit, Limit::Bytes(24 << 30));
         assert_eq!((config.soft_limit_bytes, config.host_limit_bytes), (Some(3 << 29), Some(2 << 30)));
+        assert_eq!(config.history_events, Some(1000));
         let steps = |mib: u64| config.roundup_power2_divisions.for_size(mib << 20);
         assert_eq!([1, 256, 300, 512, 1024, 2048, 1 << 20].map(steps), [1, 1, 1, 2, 4, 8, 8]);
         assert!("".parse::<Config>().unwrap() == Config::default());
@@ -569,6 +586,7 @@ mod tests {
         assert!(error("roundup_power2_divisions:[256:1").contains("expected key:value"));
         assert!(error("nonsense").contains("'nonsense'"));
         assert!(error("limit:1").contains("at least 2 MiB"));
+        assert!(error("history:on").contains("a whole number of events"));
         assert!(error("slack:0.9").contains("1 or more"));
     }
 

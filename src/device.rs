@@ -13,6 +13,7 @@ use crate::stats::{PeakBoard, PoolStats, Pools, Stat, StatArray, Visited};
 use crate::stream::StreamPool;
 use crate::supply::{self, Supply};
 use crate::sync::{AtomicU64, Mutex, Ordering, RwLock};
+use rustc_hash::FxHashMap;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Called with the report when a request cannot be served, before the error is returned. No lock is held.
@@ -51,6 +52,9 @@ pub(crate) struct Device {
     /// The allocator, which owns the device.
     pub(crate) front: OnceLock<Weak<Inner>>,
     pub(crate) history: History,
+    /// The ids of private pools, by the number of the stream's pool; that of one that is gone stays until its number has
+    /// another. Locked last.
+    private_ids: Mutex<FxHashMap<usize, (u64, u64)>>,
 }
 
 impl std::fmt::Debug for Device {
@@ -104,6 +108,7 @@ impl Device {
             shared: Latch::new(),
             front: OnceLock::new(),
             history: History::default(),
+            private_ids: Mutex::default(),
         })
     }
 
@@ -176,6 +181,19 @@ impl Device {
         let mut pools = self.pools();
         pools.retain(|pool| !pool.is_pinned());
         pools
+    }
+
+    /// Names a new pool of a private pool.
+    pub(crate) fn name_private(&self, pool: &StreamPool, id: (u64, u64)) {
+        self.private_ids.lock().insert(pool.number, id);
+    }
+
+    /// The id of the private pool that a pool is part of; (0, 0) for an ordinary pool, and for one that is released.
+    pub(crate) fn private_id(&self, pool: &StreamPool) -> (u64, u64) {
+        if !pool.is_pinned() {
+            return (0, 0);
+        }
+        self.private_ids.lock().get(&pool.number).copied().unwrap_or_default()
     }
 
     /// The hard cap on reserved bytes.

@@ -65,8 +65,10 @@ impl CachingAllocator {
         frozen(device, |pools, cores, _| {
             device.history.switch(session.clone());
             for (pool, core) in pools.iter().zip(cores) {
-                let recorder =
-                    session.as_ref().map(|session| Recorder::new(Arc::clone(session), pool.clock.key.handle.0));
+                let recorder = session.as_ref().map(|session| {
+                    let recorder = Recorder::new(Arc::clone(session), pool.clock.key.handle.0);
+                    recorder.of_private_pool(device.private_id(pool))
+                });
                 pool.unshare_whole(core); // they would keep what they do to themselves
                 former.push(core.set_recorder(recorder));
             }
@@ -119,7 +121,7 @@ impl CachingAllocator {
             let (trace, annotations) = pytorch::device_trace(
                 survey.device,
                 session.dial(),
-                &survey.records,
+                (&survey.records, &session.private_ids()),
                 &session.annotations(),
                 &mut frames,
             );

@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Where the reserved bytes are that are not allocated; see [`units`](Self::units) for what pins them. The parts add up:
-/// `reserved = allocated + pending + cached + pinned`.
+/// `reserved = allocated + pending + cached + pinned + private`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FragmentationReport {
@@ -32,6 +32,8 @@ pub struct FragmentationReport {
     pub cached: u64,
     /// Free bytes in units with something in use.
     pub pinned: u64,
+    /// Free bytes of [private pools](crate::PrivatePool), which only their release gives back.
+    pub private: u64,
     /// Bytes of `allocated` that nobody asked for: rounding, and remainders too small to be split off.
     pub rounding: u64,
     /// What could be given back, beside `cached`, if blocks were moved into free blocks of the same stream elsewhere:
@@ -89,6 +91,14 @@ struct Unit {
     /// Of [`Blocks::used`].
     used: Vec<usize>,
     used_bytes: u64,
+    /// Whether it is a private pool's: whatever is freed, moved or emptied, it stays.
+    private: bool,
+}
+
+impl Unit {
+    fn free_bytes(&self) -> u64 {
+        self.bytes - self.used_bytes
+    }
 }
 
 type Used<'a> = (&'a Run, BlockInfo, Note);
@@ -118,15 +128,17 @@ impl FragmentationReport {
             let blocks = used.iter().filter(|(_, block, _)| block.state == state);
             blocks.map(|(_, block, _)| bytes(block)).sum::<u64>()
         };
-        let partly = || units.iter().filter(|unit| !unit.used.is_empty() && unit.used_bytes < unit.bytes);
+        let partly =
+            || units.iter().filter(|unit| !unit.private && !unit.used.is_empty() && unit.free_bytes() > 0);
         let (moving_gives_back, moving_copies) = move_out(survey, &units, &used);
         let mut report = Self {
             device: survey.device,
             reserved: units.iter().map(|unit| unit.bytes).sum(),
             allocated: sum_of(BlockState::Live, |block| block.bytes),
             pending: sum_of(BlockState::Pending, |block| block.bytes),
-            cached: units.iter().filter(|unit| unit.used.is_empty()).map(|unit| unit.bytes).sum(),
-            pinned: partly().map(|unit| unit.bytes - unit.used_bytes).sum(),
+            cached: units.iter().filter(|unit| !unit.private && unit.used.is_empty()).map(|unit| unit.bytes).sum(),
+            pinned: partly().map(Unit::free_bytes).sum(),
+            private: units.iter().filter(|unit| unit.private).map(Unit::free_bytes).sum(),
             rounding: sum_of(BlockState::Live, |block| block.bytes - block.requested),
             moving_gives_back,
             moving_copies,
@@ -134,7 +146,7 @@ impl FragmentationReport {
                 .map(|unit| PinnedUnit {
                     address: DevicePtr(unit.start),
                     bytes: unit.bytes,
-                    free: unit.bytes - unit.used_bytes,
+                    free: unit.free_bytes(),
                     stream: used[unit.used[0]].0.stream,
                     expandable: unit.expandable,
                     pinned_by: unit.used.iter().map(|&index| pinned(index)).collect(),
@@ -154,11 +166,24 @@ impl FragmentationReport {
 /// What goes back to the driver as one, by address, with the blocks in use there.
 fn units(survey: &Survey, used: &[Used<'_>]) -> Vec<Unit> {
     let mut units: Vec<Unit> = Vec::new();
-    let unit = |start, bytes, expandable| Unit { start, bytes, expandable, used: Vec::new(), used_bytes: 0 };
+    let unit = |start, bytes, expandable| Unit {
+        start,
+        bytes,
+        expandable,
+        used: Vec::new(),
+        used_bytes: 0,
+        private: false,
+    };
     units.extend(survey.handles.iter().map(|&(start, bytes)| unit(start, bytes, true)));
     let fixed = survey.runs.iter().filter(|run| !run.expandable);
     units.extend(fixed.map(|run| unit(run.base, run.bytes(), false)));
     units.sort_by_key(|unit| unit.start);
+    for run in survey.runs.iter().filter(|run| run.is_private()) {
+        let first = units.partition_point(|unit| unit.start + unit.bytes <= run.base);
+        for unit in units[first..].iter_mut().take_while(|unit| unit.start < run.base + run.bytes()) {
+            unit.private = true;
+        }
+    }
     for (index, (_, block, _)) in used.iter().enumerate() {
         let (start, end) = (block.address.0, block.address.0 + block.bytes);
         let first = units.partition_point(|unit| unit.start + unit.bytes <= start);
@@ -173,7 +198,7 @@ fn units(survey: &Survey, used: &[Used<'_>]) -> Vec<Unit> {
 /// For each block, the bytes of the units that it alone pins.
 fn gives_back_alone(units: &[Unit], blocks: usize) -> Vec<u64> {
     let mut alone = vec![0; blocks];
-    for unit in units {
+    for unit in units.iter().filter(|unit| !unit.private) {
         if let [only] = unit.used[..] {
             alone[only] += unit.bytes;
         }
@@ -205,7 +230,7 @@ fn move_out(survey: &Survey, units: &[Unit], used: &[Used<'_>]) -> (u64, u64) {
             for (index, unit) in (first..).zip(&units[first..]).take_while(|(_, unit)| unit.start < end) {
                 let from = start.max(unit.start);
                 let part = (end.min(unit.start + unit.bytes) - from, from);
-                if !unit.used.is_empty() {
+                if !unit.used.is_empty() && !unit.private {
                     rooms.entry(key(run)).or_default().insert(part);
                     parts[index].push((key(run), part));
                 }
@@ -289,6 +314,9 @@ impl fmt::Display for FragmentationReport {
         row("pending", self.pending, ": freed, used by queued work")?;
         row("cached", self.cached, ": empty_cache gives it back")?;
         row("pinned", self.pinned, ": free beside what is in use")?;
+        if self.private > 0 {
+            row("private", self.private, ": free in private pools, until they are released")?;
+        }
         row("reserved", self.reserved, "")?;
         if self.moving_gives_back > 0 {
             let (back, copied) = (human_bytes(self.moving_gives_back), human_bytes(self.moving_copies));

@@ -17,6 +17,7 @@
 
 use crate::allocator::WeakAllocator;
 use crate::driver::Call;
+use crate::history::OTHER;
 use crate::{CachingAllocator, MemoryBreakdown, MemoryStats, StatArray};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -158,8 +159,11 @@ fn by_tag(scrapes: &[Scrape], encoder: &mut DescriptorEncoder<'_>) -> fmt::Resul
     for scrape in scrapes.iter().filter(|scrape| scrape.allocator.is_recording_history()) {
         let MemoryBreakdown { tags, .. } = scrape.allocator.memory_breakdown();
         let mut others = 0;
-        for (index, usage) in tags.iter().enumerate() {
-            if index < TAGS_MAX {
+        let mut room = TAGS_MAX;
+        for usage in &tags {
+            // What the history itself could not tell apart is in the same series, of which there is one.
+            if room > 0 && *usage.tag != *OTHER {
+                room -= 1;
                 let labels = [("device", scrape.device.clone()), ("tag", usage.tag.to_string())];
                 series.push((labels, gauge(usage.allocated)));
             } else {
@@ -167,7 +171,7 @@ fn by_tag(scrapes: &[Scrape], encoder: &mut DescriptorEncoder<'_>) -> fmt::Resul
             }
         }
         if others > 0 {
-            let labels = [("device", scrape.device.clone()), ("tag", "(other tags)".to_owned())];
+            let labels = [("device", scrape.device.clone()), ("tag", OTHER.to_owned())];
             series.push((labels, gauge(others)));
         }
     }

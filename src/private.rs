@@ -7,6 +7,7 @@ use crate::stream::{Stream, StreamPool};
 use crate::sync::Mutex;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory of its own for a captured graph, or several that run one after the other. Cheap to clone; released when the
 /// last clone is dropped.
@@ -47,13 +48,23 @@ pub struct PrivatePool {
 struct Inner {
     allocator: CachingAllocator,
     device: Arc<Device>,
+    id: (u64, u64),
     /// By the stream's identity.
     pools: Arc<Mutex<FxHashMap<u64, Arc<StreamPool>>>>,
 }
 
 impl PrivatePool {
-    pub(crate) fn new(allocator: CachingAllocator, device: Arc<Device>) -> Self {
-        Self { inner: Arc::new(Inner { allocator, device, pools: Arc::default() }) }
+    pub(crate) fn new(allocator: CachingAllocator, device: Arc<Device>, id: Option<(u64, u64)>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // As PyTorch numbers the pools that users make.
+        let id = id.unwrap_or_else(|| (0, NEXT.fetch_add(1, Ordering::Relaxed)));
+        Self { inner: Arc::new(Inner { allocator, device, id, pools: Arc::default() }) }
+    }
+
+    /// By which snapshots name it (PyTorch's `segment_pool_id`), until it is released.
+    #[must_use]
+    pub fn id(&self) -> (u64, u64) {
+        self.inner.id
     }
 
     /// The pool's side of a stream: the same stream, but what is allocated on it is this pool's. Allocating on it is
@@ -62,7 +73,7 @@ impl PrivatePool {
     /// # Errors
     /// [`Error::WrongDevice`] for another allocator's stream, [`Error::Driver`] for a retired one.
     pub fn stream(&self, stream: &Stream) -> Result<Stream> {
-        let Inner { allocator, device, pools } = &*self.inner;
+        let Inner { allocator, device, id, pools } = &*self.inner;
         if !Arc::ptr_eq(&stream.pool.device, device) {
             return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours: allocator.device() });
         }
@@ -71,7 +82,15 @@ impl PrivatePool {
         }
         let key = stream.pool.clock.key;
         let mut pools = pools.lock();
-        let pool = pools.entry(key.id).or_insert_with(|| StreamPool::new_private(device, key));
+        let pool = pools.entry(key.id).or_insert_with(|| {
+            let pool = StreamPool::new_private(device, key);
+            device.name_private(&pool, *id);
+            let mut core = pool.core.lock();
+            let recorder = core.set_recorder(None).map(|recorder| recorder.of_private_pool(*id));
+            core.set_recorder(recorder);
+            drop(core);
+            pool
+        });
         Ok(Stream { pool: Arc::clone(pool) })
     }
 

@@ -2,7 +2,8 @@
 
 use crate::driver::{CallCounts, DevicePtr, StreamHandle};
 use crate::trace::{Event, Trace};
-use crate::{Allocation, CachingAllocator, Error, Stream};
+use crate::{Allocation, CachingAllocator, Error, PrivatePool, Stream};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// What replaying a trace gave. Peaks are over all passes.
@@ -53,6 +54,8 @@ pub struct Replay<'a> {
     allocator: &'a CachingAllocator,
     trace: &'a Trace,
     streams: Vec<Stream>,
+    /// The private pools, which live as long as this: no trace says when they were released.
+    _private: Vec<PrivatePool>,
     /// The live allocations, by number.
     slots: Vec<Option<Allocation>>,
     /// Those that the trace does not free.
@@ -80,6 +83,12 @@ impl<'a> Replay<'a> {
             .iter()
             .map(|handle| allocator.stream(*handle))
             .collect::<Result<Vec<_>, _>>()?;
+        let mut private: BTreeMap<u32, PrivatePool> = BTreeMap::new();
+        let streams = streams.into_iter().zip(&trace.private).map(|(stream, pool)| match pool {
+            Some(pool) => private.entry(*pool).or_insert_with(|| allocator.private_pool()).stream(&stream),
+            None => Ok(stream),
+        });
+        let streams = streams.collect::<Result<Vec<_>, _>>()?;
         let slots = std::iter::repeat_with(|| None).take(trace.allocations).collect();
         let mut freed = vec![false; trace.allocations];
         for event in &trace.events {
@@ -88,7 +97,8 @@ impl<'a> Replay<'a> {
             }
         }
         let left = (0..trace.allocations).filter(|&id| !freed[id]).collect();
-        Ok(Self { allocator, trace, streams, slots, left, addresses: None, passes: Vec::new() })
+        let _private = private.into_values().collect();
+        Ok(Self { allocator, trace, streams, _private, slots, left, addresses: None, passes: Vec::new() })
     }
 
     /// Replays by [`alloc_raw`](CachingAllocator::alloc_raw) and [`free_raw`](CachingAllocator::free_raw) from here on,

@@ -28,10 +28,17 @@ pub(crate) struct Run {
     pub(crate) base: u64,
     pub(crate) class: SizeClass,
     pub(crate) expandable: bool,
+    /// The private pool that it belongs to; (0, 0) is none.
+    pub(crate) private: (u64, u64),
     pub(crate) blocks: Vec<(BlockInfo, Note)>,
 }
 
 impl Run {
+    /// Whether nobody else can get its memory, cached or not.
+    pub(crate) fn is_private(&self) -> bool {
+        self.private != (0, 0)
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.blocks.iter().map(|(block, _)| block.bytes).sum()
     }
@@ -48,12 +55,14 @@ impl Survey {
                 let recorder =
                     recorder.filter(|recorder| session.as_ref().is_some_and(|session| recorder.is_of(session)));
                 recorders.extend(recorder);
+                let private = device.private_id(pool);
                 runs.extend(core.runs().map(|run| {
                     Run {
                         stream: pool.clock.key,
                         base: run.base,
                         class: run.class,
                         expandable: run.expandable,
+                        private,
                         blocks: core
                             .chain(run.first)
                             .map(|id| {

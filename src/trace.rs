@@ -44,8 +44,11 @@ pub struct Trace {
     pub events: Vec<Event>,
     /// Allocations in it.
     pub allocations: usize,
-    /// The stream numbers that occur, in the order of first use.
+    /// The stream numbers that occur, in the order of first use; one may occur for itself and for private pools.
     pub streams: Vec<u32>,
+    /// Of each of these, the private pool that its allocations came from, by a number; `None` for ordinary memory. Trace
+    /// files have none.
+    pub private: Vec<Option<u32>>,
     /// The highest sum of live requested bytes.
     pub peak_requested: u64,
 }
@@ -131,7 +134,14 @@ impl Trace {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let name = name.strip_suffix(".gz").unwrap_or(&name);
         let name = name.strip_suffix(".csv").unwrap_or(name).to_owned();
-        Self { name, events: Vec::new(), allocations: 0, streams: Vec::new(), peak_requested: 0 }
+        Self {
+            name,
+            events: Vec::new(),
+            allocations: 0,
+            streams: Vec::new(),
+            private: Vec::new(),
+            peak_requested: 0,
+        }
     }
 }
 
@@ -182,6 +192,7 @@ impl Reader<'_> {
             Some(index) => index,
             None => {
                 self.trace.streams.push(stream);
+                self.trace.private.push(None);
                 self.trace.streams.len() - 1
             }
         };

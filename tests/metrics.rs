@@ -12,13 +12,13 @@ const MIB: u64 = 1 << 20;
 /// Series by name and labels; comments aside.
 fn parsed(text: &str) -> BTreeMap<String, f64> {
     assert!(text.ends_with("# EOF\n"), "the format wants an end");
-    let lines = text.lines().filter(|line| !line.starts_with('#'));
-    lines
-        .map(|line| {
-            let (series, value) = line.rsplit_once(' ').unwrap();
-            (series.to_owned(), value.parse().unwrap())
-        })
-        .collect()
+    let mut all = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let before = all.insert(series.to_owned(), value.parse().unwrap());
+        assert_eq!(before, None, "{series} is there twice");
+    }
+    all
 }
 
 fn name(series: &str) -> &str {
@@ -85,6 +85,27 @@ fn tags_are_bounded() {
     #[allow(clippy::cast_precision_loss)]
     let limit = (32 * MIB) as f64;
     assert_eq!(series["vramalloc_limit_bytes{device=\"0\"}"], limit);
+}
+
+/// The history itself calls what it cannot tell apart by the name that the bounded series has.
+#[test]
+fn the_other_tags_are_one_series() {
+    let sim = SimDriver::builder().capacity(64 * MIB).build();
+    let allocator = CachingAllocator::new(sim, Config::default()).unwrap();
+    allocator.record_history(Some(HistoryOptions::default().events(0))).unwrap();
+    let stream = allocator.default_stream().unwrap();
+    let mut live = Vec::new();
+    let names = (0..30u64).map(|number| format!("layer {number}")).chain(["(other tags)".to_owned()]);
+    for (number, name) in (0..).zip(names) {
+        let _scope = allocator.scope(&name);
+        live.push(allocator.alloc(512 * (1 + number), &stream).unwrap());
+    }
+    let series = parsed(&metrics::text([&allocator]));
+    let tags = series.iter().filter(|(key, _)| name(key) == "vramalloc_tag_allocated_bytes");
+    assert_eq!(tags.clone().count(), TAGS_MAX + 1);
+    #[allow(clippy::cast_precision_loss)]
+    let all = allocator.memory_allocated() as f64;
+    assert_eq!(tags.map(|(_, bytes)| *bytes).sum::<f64>(), all, "none is lost");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use vramalloc::pytorch::Snapshot;
+use vramalloc::pytorch::{Frame, Snapshot, Stack};
 
 const MIB: u64 = 1 << 20;
 
@@ -153,6 +153,33 @@ fn snapshots_are_converted() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let trace: Value = serde_json::from_str(&std::fs::read_to_string(path("trace.json")).unwrap()).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 400);
+}
+
+/// A pickle has each stack once, JSON each time: a small file could fill a disk.
+#[test]
+fn shared_stacks_do_not_grow_without_bound() {
+    let folder = folder("shared_stacks_do_not_grow_without_bound");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let mut snapshot = Snapshot::read(file("tests/data/snapshots/mlp.pickle.gz")).unwrap();
+    let frame = |line| Frame { filename: "model.py".into(), line, name: "forward".into() };
+    let mut entry = snapshot.device_traces[0][0].clone();
+    entry.frames = Stack::new((0..2000).map(frame).collect());
+    snapshot.device_traces[0] = vec![entry; 20_000];
+    snapshot.save(path("shared.pickle")).unwrap();
+    assert!(std::fs::metadata(path("shared.pickle")).unwrap().len() < 2 << 20);
+    std::fs::write(path("kept.json"), "{}").unwrap();
+    let output = vramalloc(&["convert", "--to", "json", "-o", &path("kept.json"), &path("shared.pickle")]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("write a pickle"), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read_to_string(path("kept.json")).unwrap(), "{}", "nothing is lost");
+    assert_eq!(snapshot.save(path("kept.json")).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    assert_eq!(std::fs::read_to_string(path("kept.json")).unwrap(), "{}", "nor by the library");
+    let mut to = Vec::new();
+    assert!(snapshot.write_json(&mut to).is_err() && to.is_empty());
+    // What fits is written, and takes at least what the bound counts.
+    snapshot.device_traces[0].truncate(10);
+    snapshot.write_json(&mut to).unwrap();
+    assert!(to.len() > 10 * 2000 * ("model.py".len() + "forward".len() + 30), "{}", to.len());
 }
 
 #[test]

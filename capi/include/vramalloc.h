@@ -8,6 +8,15 @@
 // does not count.
 #define VRAM_ABI_VERSION 1
 
+// `vram_record_history`: no call stacks.
+#define VRAM_STACKS_OFF 0
+
+// `vram_record_history`: the call stacks of allocations.
+#define VRAM_STACKS_ALLOC 1
+
+// `vram_record_history`: the call stacks of allocations and frees.
+#define VRAM_STACKS_ALL 2
+
 // What a call answers. `vram_last_error` has the text.
 typedef enum {
   // It is done.
@@ -140,7 +149,7 @@ vram_status vram_create(const char *device,
 vram_status vram_process_allocator(vram_allocator *out);
 
 // Destroys an allocator: its cached memory goes back. What is still allocated stays valid for the life of the process,
-// and can no more be freed.
+// and can no more be freed; VRAMALLOC_LOG=warn lists it.
 vram_status vram_destroy(vram_allocator allocator);
 
 // Allocates `bytes` on `device` (by number) for use on `stream` (a `cudaStream_t`; null is the default stream), and
@@ -229,6 +238,31 @@ void *vram_cupy_malloc(void *param,
 // Frees for CuPy.
 void vram_cupy_free(void *param, void *ptr, int ordinal);
 
+// Starts recording what the allocator does on `device` or, if that is negative, on every device used so far or later.
+// The newest `events` are kept (64 bytes each); with 0 only what is live is known better: its age. `vram_snapshot` then
+// writes them, too. What was recorded before is forgotten. From the start, before anything is allocated: the key
+// `history` of the configuration.
+//
+// `stacks` is one of VRAM_STACKS_...: the functions (not Python's) that led to an event. That takes some microseconds an
+// event, and a library that was built with the feature `stacks`.
+vram_status vram_record_history(vram_allocator allocator,
+                                int device,
+                                uint64_t events,
+                                uint32_t stacks);
+
+// Stops recording on `device` or, if that is negative, on every one, and forgets what was recorded.
+vram_status vram_stop_history(vram_allocator allocator, int device);
+
+// Writes every segment and block of a device to a file or, if `device` is negative, of every device used so far; and the
+// events if a history is recorded. It has the schema of PyTorch's memory snapshots: as JSON if the name ends in `.json`,
+// else as a pickle, which `pytorch.org/memory_viz` opens.
+//
+// # Safety
+// `path` is a string that ends in a zero byte.
+vram_status vram_snapshot(vram_allocator allocator,
+                          int device,
+                          const char *path);
+
 // Writes the statistics of a device to `out`, of which the caller says the size (`sizeof(vram_stats)`), so that a
 // program built with an older header gets the fields that it knows.
 //
@@ -247,6 +281,17 @@ vram_status vram_stats_json(vram_allocator allocator,
                             uintptr_t capacity,
                             uintptr_t *needed);
 
+// Writes how often each function of the driver was called for a device, and the seconds that took, as a JSON object
+// (`{"cuMemMap": {"calls": 3, "seconds": 0.0001}}`); as `vram_stats_json`. Nothing starts these anew.
+//
+// # Safety
+// As `vram_stats_json`.
+vram_status vram_driver_calls_json(vram_allocator allocator,
+                                   int device,
+                                   char *buffer,
+                                   uintptr_t capacity,
+                                   uintptr_t *needed);
+
 // Writes the statistics as a table for people, with the rows of `torch.cuda.memory_summary()`; as `vram_stats_json`.
 //
 // # Safety
@@ -257,14 +302,15 @@ vram_status vram_memory_summary(vram_allocator allocator,
                                 uintptr_t capacity,
                                 uintptr_t *needed);
 
-// Writes every segment and block of a device to a file, in the schema of PyTorch's memory snapshots: as JSON if the name
-// ends in `.json`, else as a pickle, which `pytorch.org/memory_viz` opens.
+// The same table without the rows by size class.
 //
 // # Safety
-// `path` is a string that ends in a zero byte.
-vram_status vram_snapshot(vram_allocator allocator,
-                          int device,
-                          const char *path);
+// As `vram_stats_json`.
+vram_status vram_memory_summary_abbreviated(vram_allocator allocator,
+                                            int device,
+                                            char *buffer,
+                                            uintptr_t capacity,
+                                            uintptr_t *needed);
 
 // Starts the peaks of a device anew, from what is current.
 vram_status vram_reset_peak_stats(vram_allocator allocator, int device);

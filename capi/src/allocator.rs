@@ -4,7 +4,7 @@ use crate::devices::Devices;
 use crate::logging;
 use crate::registry;
 use crate::status::{Failure, Result, Status, answer};
-use crate::streams::named;
+use crate::streams::{forget_last, named};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 use vramalloc::{Config, DevicePtr, StreamHandle};
@@ -92,14 +92,17 @@ pub unsafe extern "C" fn vram_process_allocator(out: *mut Allocator) -> Status {
 }
 
 /// Destroys an allocator: its cached memory goes back. What is still allocated stays valid for the life of the process,
-/// and can no more be freed.
+/// and can no more be freed; VRAMALLOC_LOG=warn lists it.
 #[unsafe(no_mangle)]
 pub extern "C" fn vram_destroy(allocator: Allocator) -> Status {
     answer(|| {
         if registry::is_own(allocator) {
             return Err(Failure::Argument("the process's own allocator cannot be destroyed".to_owned()));
         }
-        registry::remove(allocator).map(drop)
+        let devices = registry::remove(allocator)?;
+        forget_last();
+        drop(devices);
+        Ok(())
     })
 }
 
@@ -151,7 +154,6 @@ pub unsafe extern "C" fn vram_free(
         if ptr.is_null() {
             return Ok(());
         }
-        device.check_not_forked()?;
         let ptr = DevicePtr(number(ptr));
         let allocation = device.allocator.from_raw(ptr)?;
         let mut failed = None;

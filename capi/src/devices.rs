@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 use vramalloc::config::parse_bytes;
 use vramalloc::driver::sim::{SimBuilder, SimDriver};
-use vramalloc::{CachingAllocator, Config, DeviceChoice, DevicePtr, OpenDevice};
+use vramalloc::{CachingAllocator, Config, DeviceChoice, DevicePtr, HistoryOptions, OpenDevice};
 
 /// Ordinals are below this.
 const DEVICES_MAX: usize = 64;
@@ -65,7 +65,15 @@ pub(crate) struct Devices {
     source: Source,
     config: Config,
     opened: [OnceLock<Device>; DEVICES_MAX],
-    opening: Mutex<()>,
+    /// Locked while a device is opened.
+    opening: Mutex<Later>,
+}
+
+/// What was asked for devices that are opened later.
+#[derive(Debug, Default)]
+struct Later {
+    /// A history, or none, whatever the configuration says.
+    history: Option<Option<HistoryOptions>>,
 }
 
 /// One of them.
@@ -81,7 +89,7 @@ impl Devices {
     /// Opens a device that was named; all GPUs are opened one by one when they are used.
     pub(crate) fn new(source: Source, config: Config) -> Result<Self> {
         let opened = std::array::from_fn(|_| OnceLock::new());
-        let devices = Self { source, config, opened, opening: Mutex::new(()) };
+        let devices = Self { source, config, opened, opening: Mutex::default() };
         match devices.source {
             Source::Cuda(None) => drop(gpus()?),
             Source::Cuda(Some(ordinal)) => drop(devices.open(ordinal as usize)?),
@@ -115,7 +123,7 @@ impl Devices {
             };
             return Err(Failure::Device(format!("there is no allocator for that device, only for {what}")));
         }
-        let _opening = self.opening.lock();
+        let later = self.opening.lock();
         if let Some(device) = self.opened[index].get() {
             return Ok(device);
         }
@@ -130,8 +138,26 @@ impl Devices {
         log::info!("{label}: {name} opened, {segments} segments");
         log::debug!("{label}: {:?}", self.config);
         allocator.on_out_of_memory(|report| log::warn!("{report}"));
+        allocator
+            .on_leak(|report| log::warn!("the allocator is destroyed while memory of it is in use\n{report}"));
+        if let Some(history) = later.history {
+            allocator.record_history(history)?;
+        }
         let device = Device { allocator, open, streams: Streams::new(), routes: Routes::new() };
         Ok(self.opened[index].get_or_init(|| device))
+    }
+
+    /// Starts or ends the history of a device or, if the ordinal is negative, of all, also those that are opened later.
+    pub(crate) fn record_history(&self, ordinal: i32, options: Option<HistoryOptions>) -> Result<()> {
+        if ordinal >= 0 {
+            return Ok(self.get(ordinal)?.allocator.record_history(options)?);
+        }
+        let mut later = self.opening.lock();
+        for device in self.used() {
+            device.allocator.record_history(options)?;
+        }
+        later.history = Some(options);
+        Ok(())
     }
 
     /// Those that were used so far.
@@ -157,19 +183,12 @@ impl Device {
     /// Allocates on the stream of a raw handle; in a private pool if one is being captured into.
     #[inline]
     pub(crate) fn alloc(&self, bytes: u64, handle: u64) -> Result<DevicePtr> {
-        self.check_not_forked()?;
         self.streams.with(&self.allocator, handle, |stream| {
             if self.routes.any() {
                 return self.routes.alloc(&self.allocator, bytes, stream);
             }
             Ok(self.allocator.alloc_raw(bytes, stream)?)
         })
-    }
-
-    /// A forked child must leave the parent's locks alone.
-    #[inline]
-    pub(crate) fn check_not_forked(&self) -> Result<()> {
-        if self.allocator.is_forked() { Ok(self.allocator.driver().check_usable()?) } else { Ok(()) }
     }
 
     /// Gives all cached memory back, and waits for the device if work still uses some, as PyTorch's empty_cache does. Does
@@ -189,7 +208,6 @@ impl Device {
     }
 
     pub(crate) fn record_stream(&self, ptr: DevicePtr, handle: u64) -> Result<()> {
-        self.check_not_forked()?;
         let record = |stream: &_| Ok(self.allocator.record_stream_raw(ptr, stream)?);
         self.streams.with(&self.allocator, handle, record)
     }

@@ -3,7 +3,7 @@
 
 use crate::allocator::{number, pointer};
 use crate::devices::Device;
-use crate::status::{Result, Status, caught, remember, say};
+use crate::status::{Result, Status, guarded, remember, say};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use vramalloc::DevicePtr;
@@ -23,11 +23,13 @@ impl Guest {
     /// Allocates; if that fails it returns null, after a report on standard error.
     pub(crate) fn alloc(&self, size: usize, ordinal: c_int, stream: *mut c_void) -> *mut c_void {
         let Self { name, log, device, null } = self;
-        match caught(|| device(ordinal)?.alloc(size as u64, number(stream))) {
-            Ok(ptr) => {
-                log::trace!("{log}: alloc {size} on device {ordinal}, stream {stream:?}: {ptr}");
-                pointer(ptr)
-            }
+        let allocated = guarded(|| {
+            let ptr = device(ordinal)?.alloc(size as u64, number(stream))?;
+            log::trace!("{log}: alloc {size} on device {ordinal}, stream {stream:?}: {ptr}");
+            Ok(ptr)
+        });
+        match allocated {
+            Ok(ptr) => pointer(ptr),
             Err(failure) => {
                 remember(&failure);
                 say(&format!(
@@ -45,17 +47,17 @@ impl Guest {
             return Ok(());
         }
         let device = (self.device)(ordinal)?;
-        device.check_not_forked()?;
         log::trace!("{}: free {ptr:?} on device {ordinal}", self.log);
         Ok(device.allocator.free_raw(DevicePtr(number(ptr)))?)
     }
 }
 
-/// Runs what has no way to answer: a failure is told on standard error. In a forked child nothing is said.
+/// Runs what has no way to answer: a failure is told on standard error, but for what is no more to be told: that a forked
+/// child frees what it has of the parent's, or that the driver was shut down before us, at the end of the process.
 pub(crate) fn told(what: &str, body: impl FnOnce() -> Result<()>) {
-    if let Err(failure) = caught(body) {
+    if let Err(failure) = guarded(body) {
         remember(&failure);
-        if failure.status() != Status::Forked {
+        if failure.status() != Status::Forked && !failure.is_the_end() {
             say(&format!("vramalloc: {what} failed: {failure}"));
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! The header is `capi/include/vramalloc.h`, the guide `docs/c-interface.md`. Rules that every function follows:
 //!
+//! * It passes `status::guarded` first: in a forked child it fails there, before any lock or call of the driver.
 //! * Nothing unwinds out of it. A failure is a [`Status`] and a text, by thread: [`vram_last_error`].
 //! * A handle is a number that is looked up: a stale, foreign or null one is [`Status::InvalidHandle`].
 //! * A pointer to an argument or a result is checked for null; otherwise it must be what the function says.
@@ -11,7 +12,10 @@
 mod allocator;
 mod cupy;
 mod devices;
+mod exit;
+mod forks;
 mod guest;
+mod history;
 mod logging;
 mod registry;
 mod report;
@@ -24,6 +28,7 @@ mod torch;
 
 pub use allocator::*;
 pub use cupy::*;
+pub use history::*;
 pub use report::*;
 pub use status::{Status, vram_last_error};
 pub use torch::*;

@@ -12,5 +12,6 @@ pub(crate) fn start() {
         let env = env_logger::Env::new().filter_or(VARIABLE, "error");
         // Another logger may be there if this is linked into a Rust program: then that one is told.
         let _ = env_logger::Builder::from_env(env).try_init();
+        crate::exit::watch();
     });
 }

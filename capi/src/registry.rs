@@ -4,6 +4,7 @@ use crate::devices::{Devices, Source};
 use crate::logging;
 use crate::status::{Failure, Result};
 use parking_lot::RwLock;
+use std::env::VarError;
 use std::sync::{Arc, OnceLock};
 use vramalloc::Config;
 
@@ -29,6 +30,10 @@ pub(crate) fn insert(devices: Arc<Devices>) -> u64 {
     });
     let slot = &mut slots[index];
     slot.devices = Some(devices);
+    handle_of(slot, index)
+}
+
+fn handle_of(slot: &Slot, index: usize) -> u64 {
     (u64::from(slot.generation) << GENERATION_SHIFT) | (index as u64 + 1)
 }
 
@@ -45,6 +50,16 @@ pub(crate) fn get(handle: u64) -> Result<Arc<Devices>> {
         slot.devices.clone()
     });
     found.ok_or(Failure::Handle(handle))
+}
+
+/// All handles that there are, and what they stand for.
+pub(crate) fn all() -> Vec<(u64, Arc<Devices>)> {
+    let slots = SLOTS.read();
+    let used = slots.iter().enumerate().filter_map(|(index, slot)| {
+        let devices = Arc::clone(slot.devices.as_ref()?);
+        Some((handle_of(slot, index), devices))
+    });
+    used.collect()
 }
 
 /// Gives a handle up, and returns what it stood for.
@@ -84,7 +99,8 @@ fn open_own() -> Result<&'static (Arc<Devices>, u64)> {
     }
     let source = match std::env::var(DEVICE_VARIABLE) {
         Ok(text) => text.parse()?,
-        Err(_) => Source::Cuda(None),
+        Err(VarError::NotPresent) => Source::Cuda(None),
+        Err(VarError::NotUnicode(_)) => return Err(Failure::NotText(DEVICE_VARIABLE)),
     };
     let devices = Arc::new(Devices::new(source, Config::from_env()?)?);
     let handle = insert(Arc::clone(&devices));

@@ -1,11 +1,13 @@
-//! What an allocator did and holds: as a struct, as JSON, as a table, as a file.
+//! What an allocator did and holds: as a struct, as JSON, as a table.
 
-use crate::allocator::{Allocator, put, text};
+use crate::allocator::{Allocator, put};
 use crate::registry;
 use crate::status::{Failure, Result, Status, answer};
 use serde_json::json;
 use std::ffi::{c_char, c_int};
+use std::time::Duration;
 use vramalloc::MemoryStats;
+use vramalloc::driver::Call;
 
 /// A counter.
 #[repr(C)]
@@ -183,6 +185,34 @@ pub unsafe extern "C" fn vram_stats_json(
     })
 }
 
+/// Writes how often each function of the driver was called for a device, and the seconds that took, as a JSON object
+/// (`{"cuMemMap": {"calls": 3, "seconds": 0.0001}}`); as `vram_stats_json`. Nothing starts these anew.
+///
+/// # Safety
+/// As `vram_stats_json`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vram_driver_calls_json(
+    allocator: Allocator,
+    device: c_int,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> Status {
+    answer(|| {
+        let devices = registry::get(allocator)?;
+        let calls = devices.get(device)?.allocator.driver().calls();
+        let made = Call::ALL.iter().map(|&call| (call, calls.get(call))).filter(|(_, count)| count.calls > 0);
+        let map: serde_json::Map<_, _> = made
+            .map(|(call, count)| {
+                let seconds = Duration::from_nanos(count.nanos).as_secs_f64();
+                (call.name().to_owned(), json!({ "calls": count.calls, "seconds": seconds }))
+            })
+            .collect();
+        // SAFETY: the caller answers for it.
+        unsafe { give(&json!(map).to_string(), buffer, capacity, needed) }
+    })
+}
+
 /// Writes the statistics as a table for people, with the rows of `torch.cuda.memory_summary()`; as `vram_stats_json`.
 ///
 /// # Safety
@@ -203,20 +233,23 @@ pub unsafe extern "C" fn vram_memory_summary(
     })
 }
 
-/// Writes every segment and block of a device to a file, in the schema of PyTorch's memory snapshots: as JSON if the name
-/// ends in `.json`, else as a pickle, which `pytorch.org/memory_viz` opens.
+/// The same table without the rows by size class.
 ///
 /// # Safety
-/// `path` is a string that ends in a zero byte.
+/// As `vram_stats_json`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vram_snapshot(allocator: Allocator, device: c_int, path: *const c_char) -> Status {
+pub unsafe extern "C" fn vram_memory_summary_abbreviated(
+    allocator: Allocator,
+    device: c_int,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> Status {
     answer(|| {
         let devices = registry::get(allocator)?;
-        let device = devices.get(device)?;
+        let summary = devices.get(device)?.allocator.memory_summary_abbreviated();
         // SAFETY: the caller answers for it.
-        let path = unsafe { text(path, "path")? }.ok_or(Failure::Null("path"))?;
-        let written = device.allocator.pytorch_snapshot().save(path);
-        written.map_err(|error| Failure::Io { path: path.to_owned(), error })
+        unsafe { give(&summary, buffer, capacity, needed) }
     })
 }
 

@@ -63,14 +63,13 @@ impl Routes {
         self.captures.load(Ordering::Acquire) > 0
     }
 
-    /// A capture into the pool is about to begin. A pool that is not known, or released, begins anew.
+    /// A capture into the pool is about to begin. A pool that is not known, or released, begins anew. Several captures into
+    /// one may be under way: they have streams, and so memory, of their own. (A refusal could not be answered, and the
+    /// capture would go on with memory that others get, too.)
     pub(crate) fn begin(&self, allocator: &CachingAllocator, number: PoolNumber) -> Result<()> {
         let mut state = self.state.lock();
-        if state.captures.iter().any(|capture| capture.number == number) {
-            return Err(Failure::Argument(format!("pool {number:?} is being captured into already")));
-        }
         let entry = state.pools.entry(number);
-        let pool = entry.or_insert_with(|| Pool { pool: allocator.private_pool(), uses: 0 });
+        let pool = entry.or_insert_with(|| Pool { pool: allocator.private_pool_of(number), uses: 0 });
         pool.uses += 1;
         let pool = pool.pool.clone();
         let (thread, _capturing) = (std::thread::current().id(), pool.capture());
@@ -80,11 +79,13 @@ impl Routes {
         Ok(())
     }
 
-    /// The capture is over.
+    /// The capture is over: the newest into that pool, of this thread if it announced one.
     pub(crate) fn end(&self, number: PoolNumber) -> Result<()> {
         let mut state = self.state.lock();
-        let found = state.captures.iter().rposition(|capture| capture.number == number);
-        let Some(index) = found else {
+        let this = std::thread::current().id();
+        let of_pool = |capture: &Capture| capture.number == number;
+        let own = state.captures.iter().rposition(|capture| of_pool(capture) && capture.thread == this);
+        let Some(index) = own.or_else(|| state.captures.iter().rposition(of_pool)) else {
             return Err(Failure::Argument(format!("no capture into pool {number:?} is under way")));
         };
         let ended = state.captures.remove(index);

@@ -1,5 +1,6 @@
 //! What a call answers: a status, and a text by thread.
 
+use crate::forks;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,6 +63,11 @@ pub(crate) enum Failure {
     Invariant(#[from] InvariantViolation),
     #[error(transparent)]
     Core(#[from] Error),
+    #[error(
+        "this process was forked from one that used vramalloc, where the device and its memory stay; start workers before the \
+         first use, or by exec (Python: multiprocessing's 'spawn' or 'forkserver')"
+    )]
+    Forked,
     #[error("a bug in vramalloc: {0}; please report it")]
     Panic(String),
 }
@@ -79,6 +85,11 @@ impl From<DriverError> for Failure {
 }
 
 impl Failure {
+    /// Whether the driver is shut down, as happens at the end of the process.
+    pub(crate) fn is_the_end(&self) -> bool {
+        matches!(self, Self::Core(Error::Driver(error)) if error.kind == DriverErrorKind::Deinitialized)
+    }
+
     pub(crate) fn status(&self) -> Status {
         match self {
             Self::Null(_) | Self::NotText(_) | Self::Argument(_) => Status::InvalidArgument,
@@ -86,6 +97,7 @@ impl Failure {
             Self::Device(_) => Status::NoDevice,
             Self::Buffer { .. } => Status::BufferTooSmall,
             Self::Io { .. } => Status::Io,
+            Self::Forked => Status::Forked,
             Self::Invariant(_) | Self::Panic(_) => Status::Internal,
             Self::Core(error) => match error {
                 Error::OutOfMemory(_) => Status::OutOfMemory,
@@ -126,8 +138,11 @@ pub(crate) fn remember(failure: &Failure) {
     let _ = LAST.try_with(|last| *last.borrow_mut() = CString::new(text).unwrap_or_default());
 }
 
-/// Runs `body`; a panic becomes a failure.
-pub(crate) fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+/// The frame of every exported function that does anything: fails in a forked child, and else runs `body`; a panic
+/// becomes a failure.
+#[inline]
+pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    forks::check()?;
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -137,7 +152,7 @@ pub(crate) fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// The frame of every function that answers a status.
 pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
-    match caught(body) {
+    match guarded(body) {
         Ok(()) => Status::Ok,
         Err(failure) => {
             remember(&failure);
@@ -146,8 +161,14 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
     }
 }
 
-/// Standard error may be closed; then there is nobody to tell.
+/// Says something on standard error. Takes no lock, since a forked child says things, too. Standard error may be closed;
+/// then there is nobody to tell.
 pub(crate) fn say(text: &str) {
     use std::io::Write;
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    let text = format!("{text}\n");
+    #[cfg(unix)]
+    let stderr = std::os::fd::AsFd::as_fd(&std::io::stderr()).try_clone_to_owned().map(std::fs::File::from);
+    #[cfg(not(unix))]
+    let stderr = std::io::Result::Ok(std::io::stderr());
+    let _ = stderr.and_then(|mut stderr| stderr.write_all(text.as_bytes()));
 }

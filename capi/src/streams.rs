@@ -42,6 +42,11 @@ pub(crate) fn named(handle: u64) -> StreamHandle {
     }
 }
 
+/// Forgets what this thread used last, so that a destroyed allocator is not kept by it.
+pub(crate) fn forget_last() {
+    drop(LAST.try_with(Cell::take));
+}
+
 impl Streams {
     pub(crate) fn new() -> Self {
         Self { known: RwLock::default(), version: AtomicU64::new(next_version()) }

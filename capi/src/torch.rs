@@ -7,7 +7,7 @@ use crate::allocator::{number, pointer};
 use crate::devices::Device;
 use crate::guest::{Guest, told};
 use crate::registry;
-use crate::status::{Result, caught, remember};
+use crate::status::{Result, guarded, remember};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use vramalloc::DevicePtr;
@@ -64,17 +64,21 @@ pub unsafe extern "C" fn vram_torch_segment_alloc(
     ordinal: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
-    match caught(|| device(ordinal)?.alloc(size as u64, number(stream))) {
-        Ok(ptr) => {
-            log::debug!("torch: segment of {size} on device {ordinal}: {ptr}");
-            pointer(ptr)
+    let allocated = guarded(|| {
+        let allocated = device(ordinal)?.alloc(size as u64, number(stream));
+        match &allocated {
+            Ok(ptr) => log::debug!("torch: segment of {size} on device {ordinal}: {ptr}"),
+            Err(failure) => log::warn!("torch: no segment of {size} bytes on device {ordinal}: {failure}"),
         }
-        Err(failure) => {
+        allocated
+    });
+    allocated.map_or_else(
+        |failure| {
             remember(&failure);
-            log::warn!("torch: no segment of {size} bytes on device {ordinal}: {failure}");
             null_mut()
-        }
-    }
+        },
+        pointer,
+    )
 }
 
 /// Takes a segment of a `torch.cuda.MemPool` back, and gives what it can to the driver: PyTorch is what caches here.

@@ -4,13 +4,35 @@ use std::process::Command;
 
 #[test]
 fn the_header_is_in_step_with_the_sources() {
-    let made = std::fs::read_to_string(concat!(env!("OUT_DIR"), "/vramalloc.h")).expect("the build makes it");
+    let made = std::fs::read_to_string(concat!(env!("OUT_DIR"), "/vramalloc.h")).unwrap_or_else(|_| {
+        let why = std::fs::read_to_string(concat!(env!("OUT_DIR"), "/vramalloc.error"));
+        panic!("the build could not make the header: {}", why.unwrap_or_default())
+    });
     let kept = include_str!("../include/vramalloc.h");
     assert!(
         made == kept,
         "capi/include/vramalloc.h is not what the sources say: cp {}/vramalloc.h capi/include/",
         env!("OUT_DIR")
     );
+}
+
+/// cbindgen leaves out what it does not understand.
+#[test]
+fn the_header_has_every_exported_function() {
+    let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).unwrap();
+    let mut functions = Vec::new();
+    for source in sources {
+        let text = std::fs::read_to_string(source.unwrap().path()).unwrap();
+        for (at, _) in text.match_indices("#[unsafe(no_mangle)]") {
+            let (_, rest) = text[at..].split_once("extern \"C\" fn ").expect("a function");
+            functions.push(rest.split('(').next().unwrap().to_owned());
+        }
+    }
+    assert!(functions.len() > 30, "{functions:?}");
+    let declared = include_str!("../include/vramalloc.h");
+    for function in functions {
+        assert_eq!(declared.matches(&format!("{function}(")).count(), 1, "{function} is not in the header, once");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import pathlib
+import pickle
 import tempfile
 import threading
 
@@ -506,6 +507,22 @@ def mempool(torch, out, ours):
         vramalloc.validate()
 
 
+def history(torch, out, ours):
+    """A history of events by PyTorch's functions: what was allocated and freed, and a file that can be read again."""
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    for count in (12345, 7_000_001):
+        x = torch.ones(count, device="cuda")
+        del x
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "snapshot.pickle"
+        torch.cuda.memory._dump_snapshot(str(path))
+        snapshot = pickle.loads(path.read_bytes())
+    torch.cuda.memory._record_memory_history(enabled=None)
+    wanted = ("alloc", "free_requested", "free_completed")
+    out["events"] = [(entry["action"], entry["size"]) for entry in snapshot["device_traces"][0] if entry["action"] in wanted]
+    out["keys"] = sorted({"segments", "device_traces"} - set(snapshot))
+
+
 def cannot(torch, out, ours):
     """What PyTorch does not offer with a foreign allocator: what it says."""
     def benchmark():
@@ -516,8 +533,6 @@ def cannot(torch, out, ours):
             torch.backends.cudnn.benchmark = False
 
     tried = {
-        "torch.cuda.memory._snapshot": lambda: torch.cuda.memory._snapshot(),
-        "torch.cuda.memory._record_memory_history": lambda: torch.cuda.memory._record_memory_history(),
         "cudnn.benchmark": benchmark,
         "torch.cuda.MemPool beside it": lambda: torch.cuda.MemPool(),
         "sharing a tensor with a process": lambda: torch.ones(8, device="cuda").untyped_storage()._share_cuda_(),
@@ -583,5 +598,5 @@ def cupy_arrays(cupy, out, ours):
     cupy.cuda.Device().synchronize()
 
 
-TORCH = [operators, streams, autograd, graphs, loader, out_of_memory, threads, fork, cleanup, mempool, cannot]
+TORCH = [operators, streams, autograd, graphs, loader, out_of_memory, threads, fork, cleanup, history, mempool, cannot]
 CUPY = [cupy_arrays]

@@ -194,7 +194,7 @@ def main():
         print("\n".join(f"{f.__name__:<15}{f.__doc__}" for f in TORCH + CUPY))
         return 0
     wanted = args.sections or torch_names + cupy_names
-    alone = {"mempool", "cannot", "fork", "out_of_memory", "graphs"}  # a process each: what goes wrong there stays there
+    alone = {"mempool", "cannot", "fork", "history", "out_of_memory", "graphs"}  # a process each: what goes wrong there stays there
     together = [name for name in torch_names if name in wanted and name not in alone]
     groups = [(group, ("vramalloc",)) for group in [together, *([name] for name in torch_names if name in alone and name in wanted)] if group]
     groups += [([name], ("vramalloc", "c")) for name in cupy_names if name in wanted]

@@ -7,12 +7,16 @@
 
 The library is looked for at VRAMALLOC_LIBRARY, beside this file, and where cargo puts it. VRAMALLOC_CONF configures it
 (`segments:expandable`), VRAMALLOC_LOG says what it does (`info`, `debug`). `docs/pytorch.md` tells the routes and limits.
+In a process that was forked from one which used the library everything raises `Error`.
 """
 
 import ctypes
 import json
 import os
 import pathlib
+import pickle
+import tempfile
+import warnings
 
 ABI_VERSION = 1
 _NAME = "libvramalloc_c.so"
@@ -69,21 +73,41 @@ class _Library:
             version = lib.vram_abi_version()
             if version != ABI_VERSION:
                 raise ImportError(f"{path} has version {version} of the interface, this file is for {ABI_VERSION}")
-            u64, size, pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
-            lib.vram_last_error.restype = ctypes.c_char_p
-            lib.vram_alloc.argtypes = [u64, u64, ctypes.c_int, pointer, ctypes.POINTER(pointer)]
-            lib.vram_free.argtypes = [u64, pointer, u64, ctypes.c_int, pointer]
-            lib.vram_record_stream.argtypes = [u64, pointer, ctypes.c_int, pointer]
-            lib.vram_retire_stream.argtypes = [u64, ctypes.c_int, pointer]
-            lib.vram_empty_cache.argtypes = [u64, ctypes.c_int, ctypes.POINTER(u64)]
-            lib.vram_grant_access.argtypes = [u64, ctypes.c_int, ctypes.c_int]
-            for name in ("vram_stats_json", "vram_memory_summary"):
-                getattr(lib, name).argtypes = [u64, ctypes.c_int, pointer, size, ctypes.POINTER(size)]
-            lib.vram_snapshot.argtypes = [u64, ctypes.c_int, ctypes.c_char_p]
-            for name in ("vram_reset_peak_stats", "vram_reset_accumulated_stats", "vram_validate"):
-                getattr(lib, name).argtypes = [u64, ctypes.c_int]
-            self._lib, self._path = lib, path
+            self._declare(lib, path)
+            self._path, self._lib = path, lib
         return self._lib
+
+    @staticmethod
+    def _declare(lib, path):
+        u64, size, pointer, device = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+        text = [u64, device, pointer, size, ctypes.POINTER(size)]
+        signatures = {
+            "vram_process_allocator": [ctypes.POINTER(u64)],
+            "vram_alloc": [u64, u64, device, pointer, ctypes.POINTER(pointer)],
+            "vram_free": [u64, pointer, u64, device, pointer],
+            "vram_record_stream": [u64, pointer, device, pointer],
+            "vram_retire_stream": [u64, device, pointer],
+            "vram_empty_cache": [u64, device, ctypes.POINTER(u64)],
+            "vram_grant_access": [u64, device, device],
+            "vram_set_memory_fraction": [u64, device, ctypes.c_double],
+            "vram_stats_json": text,
+            "vram_driver_calls_json": text,
+            "vram_memory_summary": text,
+            "vram_memory_summary_abbreviated": text,
+            "vram_record_history": [u64, device, u64, ctypes.c_uint32],
+            "vram_stop_history": [u64, device],
+            "vram_snapshot": [u64, device, ctypes.c_char_p],
+            "vram_reset_peak_stats": [u64, device],
+            "vram_reset_accumulated_stats": [u64, device],
+            "vram_validate": [u64, device],
+        }
+        for name, types in signatures.items():
+            try:
+                getattr(lib, name).argtypes = types
+            except AttributeError:
+                raise ImportError(f"{path} is older than this file: it has no {name}; build it again") from None
+        lib.vram_cupy_free.argtypes, lib.vram_cupy_free.restype = [pointer, pointer, device], None
+        lib.vram_last_error.restype = ctypes.c_char_p
 
     def call(self, name, *args):
         status = getattr(self.load(), name)(*args)
@@ -135,7 +159,8 @@ def use_with_torch(statistics=True):
     """Makes vramalloc PyTorch's allocator, for the whole process; to be called before the first use of a GPU.
 
     With `statistics`, torch.cuda.memory_stats and what is made of it (memory_allocated, max_memory_reserved,
-    memory_summary, reset_peak_memory_stats, ...) report vramalloc's figures instead of raising.
+    memory_summary, reset_peak_memory_stats, ...) report vramalloc's figures instead of raising, and
+    torch.cuda.memory._record_memory_history and ._dump_snapshot use vramalloc's history (which has no Python stacks).
     """
     import torch
 
@@ -144,6 +169,9 @@ def use_with_torch(statistics=True):
     missing = [setter for setter in _TORCH_HOOKS if not hasattr(inner, setter)]
     if "set_record_stream_fn" in missing:
         raise Error(0, f"PyTorch {torch.__version__} takes no record_stream: memory would be reused while it is in use")
+    if missing:
+        # Without those of pools a captured graph's memory would be handed to others.
+        warnings.warn(f"PyTorch {torch.__version__} has no {', '.join(missing)}: what these are for does not work", stacklevel=2)
     for setter, function in _TORCH_HOOKS.items():
         if setter not in missing:
             getattr(inner, setter)(_library.address(function))
@@ -168,7 +196,23 @@ def _replace_statistics(torch):
         _library.call("vram_reset_accumulated_stats", _library.allocator(), ordinal(device))
 
     def memory_summary(device=None, abbreviated=False):
-        return summary(ordinal(device))
+        return summary(ordinal(device), abbreviated)
+
+    def record_memory_history(enabled="all", context="all", stacks="all", max_entries=None, device=None, *args, **options):
+        # How stacks are taken is of no account: those of Python are PyTorch's own business.
+        which = -1 if device is None else ordinal(device)
+        if enabled is None or enabled is False:
+            return stop_history(which)
+        # An older way to call it has truth values there, and numbers at other places.
+        events = min(max_entries, 2**62) if type(max_entries) is int else 1_000_000
+        return record_history(which, 0 if enabled == "state" else events)
+
+    def whole_snapshot(*args, **options):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "snapshot.pickle")
+            snapshot(path)
+            with open(path, "rb") as file:
+                return pickle.load(file)
 
     replaced = {
         "memory_stats": memory_stats,
@@ -177,6 +221,9 @@ def _replace_statistics(torch):
         "reset_max_memory_cached": reset_peak,
         "reset_accumulated_memory_stats": reset_accumulated,
         "memory_summary": memory_summary,
+        "_record_memory_history": record_memory_history,
+        "_snapshot": whole_snapshot,
+        "memory_snapshot": lambda *args, **options: whole_snapshot()["segments"],
     }
     for name, function in replaced.items():
         for module in (torch.cuda.memory, torch.cuda):
@@ -252,9 +299,14 @@ def stats(device=0):
     return json.loads(_library.text("vram_stats_json", device))
 
 
-def summary(device=0):
-    """The statistics as a table for people."""
-    return _library.text("vram_memory_summary", device)
+def summary(device=0, abbreviated=False):
+    """The statistics as a table for people; abbreviated, without the rows by size class."""
+    return _library.text("vram_memory_summary_abbreviated" if abbreviated else "vram_memory_summary", device)
+
+
+def driver_calls(device=0):
+    """How often each function of the driver was called, and the seconds that took, since the device was first used."""
+    return json.loads(_library.text("vram_driver_calls_json", device))
 
 
 def reset_peak_stats(device=0):
@@ -269,8 +321,27 @@ def empty_cache(device=-1):
     return freed.value
 
 
-def snapshot(path, device=0):
-    """Writes every segment and block to a file, as JSON."""
+def record_history(device=-1, events=1_000_000):
+    """Starts recording what the allocator does, on a device or all: the newest `events` are in its snapshots then.
+
+    `VRAMALLOC_CONF=history:1000000` records from the very start.
+    """
+    if events < 0:
+        raise ValueError(f"{events} events cannot be kept")
+    _library.call("vram_record_history", _library.allocator(), device, events, 0)
+
+
+def stop_history(device=-1):
+    """Stops recording, and forgets what was recorded: take a snapshot first."""
+    _library.call("vram_stop_history", _library.allocator(), device)
+
+
+def snapshot(path, device=-1):
+    """Writes every segment and block of a device, or of all, to a file; and the events of a history (`record_history`).
+
+    It is a pickle as torch.cuda.memory._dump_snapshot makes it, or JSON if the name ends in `.json`; pytorch.org/memory_viz
+    opens both.
+    """
     _library.call("vram_snapshot", _library.allocator(), device, os.fsencode(path))
 
 

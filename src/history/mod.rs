@@ -19,6 +19,8 @@ pub(crate) use record::{Kind, Record};
 pub(crate) use recorder::{Note, Recorder};
 pub(crate) use ring::{Annotated, Session};
 pub(crate) use stacks::StackId;
+#[cfg(feature = "metrics")]
+pub(crate) use tags::OTHER;
 pub use tags::Scope;
 pub(crate) use tags::{TagId, tag_name};
 

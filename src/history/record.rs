@@ -53,6 +53,8 @@ pub(crate) struct Record {
     pub(crate) tag: TagId,
     pub(crate) kind: Kind,
     pub(crate) class: SizeClass,
+    /// A private pool by its number in the session; 0 is none.
+    pub(crate) private: u32,
 }
 
 const _: () = assert!(std::mem::size_of::<Record>() == 64, "a record is one cache line");

@@ -26,6 +26,8 @@ pub(crate) struct Recorder {
     session: Arc<Session>,
     /// The driver's handle of the pool's stream.
     stream: u64,
+    /// The private pool by its number in the session; 0 is none.
+    private: u32,
     chunk: Vec<Record>,
     /// By block; valid for live and pending ones.
     notes: Vec<Note>,
@@ -34,7 +36,13 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn new(session: Arc<Session>, stream: u64) -> Box<Self> {
         let chunk = session.chunk();
-        Box::new(Self { session, stream, chunk, notes: Vec::new() })
+        Box::new(Self { session, stream, private: 0, chunk, notes: Vec::new() })
+    }
+
+    /// The same for a pool of the private pool of that id; (0, 0) is none.
+    pub(crate) fn of_private_pool(mut self: Box<Self>, id: (u64, u64)) -> Box<Self> {
+        self.private = self.session.private_number(id);
+        self
     }
 
     /// Notes that `id` was handed out.
@@ -79,8 +87,8 @@ impl Recorder {
     fn push(&mut self, kind: Kind, block: &Block, note: Note) {
         let Note { seq, ticks, stack, tag } = note;
         let (addr, bytes, block_bytes, class) = (block.addr, block.requested, block.size, block.class);
-        let stream = self.stream;
-        self.put(Record { seq, ticks, addr, bytes, block_bytes, stream, stack, tag, kind, class });
+        let (stream, private) = (self.stream, self.private);
+        self.put(Record { seq, ticks, addr, bytes, block_bytes, stream, stack, tag, kind, class, private });
     }
 
     /// Notes a segment of the pool.
@@ -88,8 +96,9 @@ impl Recorder {
     pub(crate) fn segment(&mut self, kind: Kind, addr: u64, bytes: u64, class: SizeClass) {
         let (stack, tag) = (self.session.stack_of(self.session.options.stacks != Stacks::Off), tags::current());
         let (seq, ticks) = self.session.stamp();
-        let stream = self.stream;
-        self.put(Record { seq, ticks, addr, bytes, block_bytes: bytes, stream, stack, tag, kind, class });
+        let (stream, private) = (self.stream, self.private);
+        let block_bytes = bytes;
+        self.put(Record { seq, ticks, addr, bytes, block_bytes, stream, stack, tag, kind, class, private });
     }
 
     fn put(&mut self, record: Record) {

@@ -32,6 +32,8 @@ pub(crate) struct Session {
     clock: Clock,
     kept: Mutex<Kept>,
     notes: Mutex<VecDeque<Annotated>>,
+    /// The ids of private pools, from number 1. Locked last.
+    private_ids: Mutex<Vec<(u64, u64)>>,
     pub(crate) stacks: StackTable,
 }
 
@@ -78,6 +80,7 @@ impl Session {
             clock: Clock::start(),
             kept: Mutex::new(kept),
             notes: Mutex::new(VecDeque::new()),
+            private_ids: Mutex::new(Vec::new()),
             stacks: StackTable::new(),
         })
     }
@@ -86,6 +89,26 @@ impl Session {
     #[inline]
     pub(super) fn stamp(&self) -> (u64, u64) {
         (self.next.fetch_add(1, Ordering::Relaxed), self.clock.now())
+    }
+
+    /// A private pool's number here; 0 for (0, 0), which is none.
+    pub(super) fn private_number(&self, id: (u64, u64)) -> u32 {
+        if id == (0, 0) {
+            return 0;
+        }
+        let mut ids = self.private_ids.lock();
+        // Most often it is the newest one that is asked for again, for another stream.
+        let known = ids.iter().rposition(|known| *known == id);
+        let index = known.unwrap_or_else(|| {
+            ids.push(id);
+            ids.len() - 1
+        });
+        u32::try_from(index + 1).unwrap_or(0)
+    }
+
+    /// The ids of private pools; number `n` has the one at `n - 1`.
+    pub(crate) fn private_ids(&self) -> Vec<(u64, u64)> {
+        self.private_ids.lock().clone()
     }
 
     /// The number that the next event will have.
@@ -162,7 +185,8 @@ impl Session {
         let stack = self.stack_of(self.options.stacks != Stacks::Off && !is_scope);
         let mut kept = self.kept.lock();
         let (seq, ticks) = self.stamp();
-        kept.own.push(Record { seq, ticks, addr, bytes, block_bytes: bytes, stream, stack, tag, kind, class });
+        let (block_bytes, private) = (bytes, 0);
+        kept.own.push(Record { seq, ticks, addr, bytes, block_bytes, stream, stack, tag, kind, class, private });
         if kept.own.len() >= CHUNK.min(self.options.events) {
             let full = std::mem::take(&mut kept.own);
             kept.keep(full, self.options.events);

@@ -20,7 +20,7 @@ impl TagId {
 const TAGS_MAX: usize = 1 << 16;
 
 /// The tag of what came after [`TAGS_MAX`] different ones.
-const OTHER: &str = "(other tags)";
+pub(crate) const OTHER: &str = "(other tags)";
 
 /// All tags, as paths: a scope within another has both names.
 #[derive(Debug, Default)]

@@ -56,6 +56,7 @@ pub(crate) fn segments(survey: &Survey, frames: &mut Frames<'_>) -> Vec<Segment>
             address: run.base,
             stream: run.stream.handle.0,
             is_large: run.class == SizeClass::Large,
+            segment_pool_id: run.private,
             is_expandable: run.expandable,
             ..Segment::default()
         };
@@ -82,13 +83,14 @@ pub(crate) fn segments(survey: &Survey, frames: &mut Frames<'_>) -> Vec<Segment>
 pub(crate) fn device_trace(
     device: u32,
     dial: Dial,
-    records: &[Record],
+    (records, private_ids): (&[Record], &[(u64, u64)]),
     notes: &[Annotated],
     frames: &mut Frames<'_>,
 ) -> (Vec<TraceEntry>, Vec<Annotation>) {
     let (mut entries, mut annotations) = (Vec::with_capacity(records.len() * 3 / 2), Vec::new());
     for record in records {
         let time_us = dial.unix_us(record.ticks);
+        let pool = (record.private as usize).checked_sub(1).and_then(|index| private_ids.get(index));
         let mut entry = |action| {
             let is_block = matches!(action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
             entries.push(TraceEntry {
@@ -100,7 +102,7 @@ pub(crate) fn device_trace(
                 time_us,
                 frames: frames.stack(record.stack),
                 user_metadata: frames.tag(record.tag),
-                pool_id: (0, 0),
+                pool_id: pool.copied().unwrap_or_default(),
             });
         };
         match record.kind {

@@ -21,13 +21,16 @@ mod write;
 pub(crate) use export::{Frames, device_trace, segments, settings};
 
 #[cfg(feature = "replay")]
-pub use read::{FILE_MAX_BYTES, SnapshotError};
+pub use read::SnapshotError;
 
 pub use timeline::{Usage, UsageOverTime};
 #[cfg(feature = "replay")]
 pub(crate) use timeline::{block_bytes, held_bytes};
 
 use std::sync::Arc;
+
+/// The largest snapshot file that is read, in bytes after decompression, or written as JSON.
+pub const FILE_MAX_BYTES: u64 = 1 << 30;
 
 /// What a snapshot file holds: PyTorch's top-level dictionary.
 #[derive(Clone, Debug, Default, PartialEq)]

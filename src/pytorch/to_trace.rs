@@ -11,7 +11,8 @@ impl Snapshot {
     ///
     /// What was live before the first event (it is freed later, or live at the end, and its allocation is not there)
     /// is allocated at the beginning, by address. A block that another stream used is freed when that was completed.
-    /// Without a history, the trace is what is live.
+    /// Without a history, the trace is what is live. What came from a private pool is on a stream of its own in the trace,
+    /// which says so ([`Trace::private`]).
     #[must_use]
     pub fn to_trace(&self, device: usize, name: &str) -> Option<Trace> {
         let entries = self.device_traces.get(device).map(Vec::as_slice).unwrap_or_default();
@@ -24,7 +25,7 @@ impl Snapshot {
         };
 
         // What must have been there at the beginning: address to bytes and stream.
-        let mut before: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        let mut before: BTreeMap<u64, (u64, From)> = BTreeMap::new();
         let mut live: FxHashMap<u64, ()> = FxHashMap::default();
         let mut reused: FxHashMap<u64, ()> = FxHashMap::default();
         for entry in entries {
@@ -35,25 +36,26 @@ impl Snapshot {
                 && live.remove(&entry.addr).is_none()
                 && !reused.contains_key(&entry.addr)
             {
-                before.insert(entry.addr, (entry.size, entry.stream));
+                before.insert(entry.addr, (entry.size, (entry.stream, entry.pool_id)));
                 reused.insert(entry.addr, ());
             }
         }
         for segment in self.segments.iter().filter(|segment| segment.device as usize == device) {
             for block in segment.blocks.iter().filter(|block| block.state != BlockState::Free) {
                 if !reused.contains_key(&block.address) {
-                    before.insert(block.address, (block.requested_size, segment.stream));
+                    let from = (segment.stream, segment.segment_pool_id);
+                    before.insert(block.address, (block.requested_size, from));
                 }
             }
         }
 
         let mut writer = Writer::new(name);
-        for (&addr, &(bytes, stream)) in &before {
-            writer.alloc(addr, bytes, stream);
+        for (&addr, &(bytes, from)) in &before {
+            writer.alloc(addr, bytes, from);
         }
         for entry in entries {
             if entry.action == Action::Alloc {
-                writer.alloc(entry.addr, entry.size, entry.stream);
+                writer.alloc(entry.addr, entry.size, (entry.stream, entry.pool_id));
             } else if entry.action == frees {
                 writer.free(entry.addr);
             }
@@ -62,14 +64,20 @@ impl Snapshot {
     }
 }
 
+/// The stream's handle, and the private pool's id.
+type From = (u64, (u64, u64));
+
 struct Writer {
     trace: Trace,
     /// Number and bytes, by address.
     live: FxHashMap<u64, (u32, u64)>,
     live_bytes: u64,
+    /// Where each came from: the number in the trace.
+    from: FxHashMap<From, u32>,
+    /// The number of each stream other than the default one.
     streams: FxHashMap<u64, u32>,
-    /// Streams other than the default one.
-    others: u32,
+    /// The number of each private pool.
+    pools: FxHashMap<(u64, u64), u32>,
 }
 
 impl Writer {
@@ -79,18 +87,24 @@ impl Writer {
             events: Vec::new(),
             allocations: 0,
             streams: Vec::new(),
+            private: Vec::new(),
             peak_requested: 0,
         };
-        Self { trace, live: FxHashMap::default(), live_bytes: 0, streams: FxHashMap::default(), others: 0 }
+        let (live, from, streams, pools) = Default::default();
+        Self { trace, live, live_bytes: 0, from, streams, pools }
     }
 
-    fn alloc(&mut self, addr: u64, bytes: u64, stream: u64) {
+    fn alloc(&mut self, addr: u64, bytes: u64, from: From) {
         self.free(addr); // whose free was not recorded
-        let stream = *self.streams.entry(stream).or_insert_with(|| {
+        let Self { trace, from: known, streams, pools, .. } = self;
+        let stream = *known.entry(from).or_insert_with(|| {
+            let (stream, pool) = from;
+            let next = number(streams.len() + 1);
             // The default stream is number 0, as in a trace file.
-            self.others += u32::from(stream != 0);
-            self.trace.streams.push(if stream == 0 { 0 } else { self.others });
-            u32::try_from(self.trace.streams.len() - 1).unwrap_or(u32::MAX)
+            trace.streams.push(if stream == 0 { 0 } else { *streams.entry(stream).or_insert(next) });
+            let next = number(pools.len());
+            trace.private.push((pool != (0, 0)).then(|| *pools.entry(pool).or_insert(next)));
+            number(trace.streams.len() - 1)
         });
         let Ok(id) = u32::try_from(self.trace.allocations) else { return };
         self.trace.allocations += 1;
@@ -106,4 +120,8 @@ impl Writer {
             self.trace.events.push(Event::Free { id });
         }
     }
+}
+
+fn number(of: usize) -> u32 {
+    u32::try_from(of).unwrap_or(u32::MAX)
 }

@@ -3,8 +3,13 @@
 use super::{Segment, Snapshot, Stack, TraceEntry, Value};
 use super::{json::Json, pickle::Pickle};
 use crate::BlockState;
+use crate::size::human_bytes;
+use rustc_hash::FxHashMap;
 use std::io::{self, Write};
 use std::path::Path;
+
+/// What JSON has around the texts of a frame: keys, quotes, a line's number.
+const FRAME_BYTES: u64 = 35;
 
 /// A file format. Values come in the order of the file; each item of a list is announced.
 pub(super) trait Sink {
@@ -40,21 +45,67 @@ impl Snapshot {
     /// Writes it as JSON, which `pytorch.org/memory_viz` opens, too. Stacks are repeated wherever they occur.
     ///
     /// # Errors
-    /// What the writer says.
+    /// As [`check_json`](Self::check_json), before anything is written; what the writer says.
     pub fn write_json(&self, to: impl Write) -> io::Result<()> {
+        self.check_json()?;
         let mut json = Json::new(to);
         walk(self, &mut json)?;
         json.finish()
     }
 
+    /// Whether it can be written as JSON, which has no way to name a text or a stack that was there before: a few
+    /// megabytes of a pickle may be terabytes there. O(events and distinct stacks).
+    ///
+    /// # Errors
+    /// `InvalidInput` if what is repeated alone would take more than [`FILE_MAX_BYTES`](super::FILE_MAX_BYTES).
+    pub fn check_json(&self) -> io::Result<()> {
+        let bytes = self.repeated_bytes();
+        if bytes <= super::FILE_MAX_BYTES {
+            return Ok(());
+        }
+        let (bytes, limit) = (human_bytes(bytes), human_bytes(super::FILE_MAX_BYTES));
+        let text = format!(
+            "as JSON it would be more than {bytes}, since stacks are repeated there for each event (at most {limit} are \
+             written): write a pickle, which has each once"
+        );
+        Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+    }
+
+    /// The bytes of the texts and stacks that events and blocks share, each as often as it occurs.
+    fn repeated_bytes(&self) -> u64 {
+        let mut known: FxHashMap<usize, u64> = FxHashMap::default();
+        let mut stack = |stack: &Stack| {
+            *known.entry(stack.address()).or_insert_with(|| {
+                let frames = stack.frames().iter();
+                frames.map(|frame| (frame.name.len() + frame.filename.len()) as u64 + FRAME_BYTES).sum()
+            })
+        };
+        let mut sum = 0u64;
+        for segment in &self.segments {
+            sum = sum.saturating_add(stack(&segment.frames));
+            for block in &segment.blocks {
+                sum = sum.saturating_add(stack(&block.frames));
+            }
+        }
+        for entry in self.device_traces.iter().flatten() {
+            let texts = (entry.action.name().len() + entry.user_metadata.len()) as u64;
+            sum = sum.saturating_add(texts).saturating_add(stack(&entry.frames));
+        }
+        sum
+    }
+
     /// Writes it to a file: JSON if its name ends in `.json`, else a pickle.
     ///
     /// # Errors
-    /// What the file system says.
+    /// What the file system says; for JSON also [`check_json`](Self::check_json), before the file is touched.
     pub fn save(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = path.as_ref();
+        let is_json = path.extension().is_some_and(|extension| extension == "json");
+        if is_json {
+            self.check_json()?;
+        }
         let mut to = io::BufWriter::new(std::fs::File::create(path)?);
-        if path.extension().is_some_and(|extension| extension == "json") {
+        if is_json {
             self.write_json(&mut to)?;
         } else {
             self.write_pickle(&mut to)?;

@@ -7,4 +7,5 @@ mod files;
 mod fragmentation;
 mod history;
 mod leaks;
+mod private;
 mod viewer;

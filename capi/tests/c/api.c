@@ -13,6 +13,7 @@ static vram_stats stats_of(vram_allocator allocator) {
 
 static void used_well(vram_allocator allocator, const char *snapshot) {
     void *stream = NULL, *other = NULL, *a = NULL, *b = NULL, *none = &a;
+    OK(vram_record_history(allocator, -1, 1000, VRAM_STACKS_OFF));
     OK(vram_create_stream(allocator, 0, &stream));
     OK(vram_create_stream(allocator, 0, &other));
     OK(vram_alloc(allocator, 30 * MIB, 0, stream, &a));
@@ -44,7 +45,19 @@ static void used_well(vram_allocator allocator, const char *snapshot) {
     CHECK(strstr(text, "GPU reserved memory"));
     puts(text);
     free(text);
+    OK(vram_memory_summary_abbreviated(allocator, 0, NULL, 0, &needed));
+    text = malloc(needed);
+    OK(vram_memory_summary_abbreviated(allocator, 0, text, needed, NULL));
+    CHECK(strstr(text, "GPU reserved memory") && !strstr(text, "from small pool"));
+    free(text);
+    OK(vram_driver_calls_json(allocator, 0, NULL, 0, &needed));
+    text = malloc(needed);
+    OK(vram_driver_calls_json(allocator, 0, text, needed, NULL));
+    CHECK(strstr(text, "\"calls\":") && (strstr(text, "\"cuMemAlloc\"") || strstr(text, "\"cuMemMap\"")));
+    free(text);
     if (snapshot) OK(vram_snapshot(allocator, 0, snapshot));
+    OK(vram_stop_history(allocator, 0));
+    OK(vram_stop_history(allocator, -1));
 
     OK(vram_record_stream(allocator, a, 0, other));
     OK(vram_free(allocator, a, 30 * MIB, 0, stream));
@@ -83,6 +96,9 @@ static void used_badly(vram_allocator allocator) {
         FAILS(INVALID_HANDLE, vram_empty_cache(bad[i], -1, NULL));
         FAILS(INVALID_HANDLE, vram_get_stats(bad[i], 0, &stats, sizeof stats));
         FAILS(INVALID_HANDLE, vram_snapshot(bad[i], 0, "/nowhere"));
+        FAILS(INVALID_HANDLE, vram_record_history(bad[i], 0, 1000, VRAM_STACKS_OFF));
+        FAILS(INVALID_HANDLE, vram_stop_history(bad[i], -1));
+        FAILS(INVALID_HANDLE, vram_driver_calls_json(bad[i], 0, NULL, 0, NULL));
         FAILS(INVALID_HANDLE, vram_destroy(bad[i]));
     }
     const int devices[] = {-1, 1, 63, 64, INT32_MAX, INT32_MIN};
@@ -94,6 +110,10 @@ static void used_badly(vram_allocator allocator) {
     FAILS(INVALID_ARGUMENT, vram_get_stats(allocator, 0, NULL, sizeof stats));
     FAILS(INVALID_ARGUMENT, vram_stats_json(allocator, 0, NULL, 0, NULL));
     FAILS(INVALID_ARGUMENT, vram_snapshot(allocator, 0, NULL));
+    FAILS(INVALID_ARGUMENT, vram_record_history(allocator, 0, 1000, 3));
+    FAILS(NO_DEVICE, vram_record_history(allocator, 9, 1000, VRAM_STACKS_OFF));
+    OK(vram_record_history(allocator, 0, UINT64_MAX, VRAM_STACKS_OFF)); // as many as there are
+    OK(vram_stop_history(allocator, 0));
     FAILS(INVALID_ARGUMENT, vram_create_stream(allocator, 0, NULL));
     FAILS(INVALID_ARGUMENT, vram_process_allocator(NULL));
     FAILS(INVALID_CONFIG, vram_set_memory_fraction(allocator, 0, 1.5));

@@ -4,6 +4,7 @@
 
 #include "vramalloc.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@
 
 // Empties the cache of a device on which nothing runs any more. A GPU needs a moment until it admits that, and
 // vram_empty_cache waits for nothing.
-static uint64_t emptied(vram_allocator allocator) {
+static inline uint64_t emptied(vram_allocator allocator) {
     uint64_t bytes = 0;
     vram_stats stats;
     for (int i = 0; i < 1000; ++i) {

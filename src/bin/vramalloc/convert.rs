@@ -32,6 +32,10 @@ enum Format {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let snapshot = Snapshot::read(&args.file).map_err(|error| Failure::Usage(error.to_string()))?;
+    if matches!(args.to, Format::Json) {
+        // Before there is a file.
+        snapshot.check_json().map_err(|error| Failure::Run(format!("{}: {error}", args.file.display())))?;
+    }
     let write = || {
         let mut to = BufWriter::new(File::create(&args.output)?);
         match args.to {

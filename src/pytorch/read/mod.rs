@@ -6,13 +6,10 @@ mod decode;
 mod json;
 mod pickle;
 
-use super::Snapshot;
+use super::{FILE_MAX_BYTES, Snapshot};
 use flate2::bufread::MultiGzDecoder;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-
-/// The largest file that is read, in bytes after decompression.
-pub const FILE_MAX_BYTES: u64 = 1 << 30;
 
 /// A file that is no snapshot.
 #[derive(Debug, thiserror::Error)]
