@@ -408,6 +408,7 @@ impl CachingAllocator {
         loop {
             reclaim::finish_gone(device);
             self.poll();
+            reclaim::finish_gone(device); // what other streams held up until now may be a gone one's
             let now = reclaim::release_all_cached(device)?;
             freed += now;
             // Giving back took a while: more may have passed.
@@ -423,7 +424,7 @@ impl CachingAllocator {
     /// Bytes held by users, in blocks.
     #[must_use]
     pub fn memory_allocated(&self) -> u64 {
-        held(&self.inner.device).0
+        held(&self.inner.device).allocated
     }
 
     /// The highest [`memory_allocated`](Self::memory_allocated) since the last reset.
@@ -677,15 +678,28 @@ pub(crate) fn lock_all(pools: &[Arc<StreamPool>]) -> Vec<Whole<'_>> {
     pools.iter().map(|pool| pool.lock_whole()).collect()
 }
 
-/// Allocated, active and not releasable bytes.
-pub(crate) fn held(device: &Device) -> (u64, u64, u64) {
+/// What all pools hold, in bytes.
+pub(crate) struct Held {
+    pub(crate) allocated: u64,
+    pub(crate) active: u64,
+    pub(crate) inactive_split: u64,
+    /// Of large memory, what was freed so far.
+    pub(crate) freed: u64,
+}
+
+pub(crate) fn held(device: &Device) -> Held {
     let pools = device.pools();
     let cores = lock_all(&pools);
     let sum = |lane: Lane| {
         let sum: i64 = cores.iter().map(|core| core.stats.total(lane)).sum();
         u64::try_from(sum).unwrap_or(0)
     };
-    (sum(Lane::AllocatedBytes), sum(Lane::ActiveBytes), sum(Lane::InactiveSplitBytes))
+    Held {
+        allocated: sum(Lane::AllocatedBytes),
+        active: sum(Lane::ActiveBytes),
+        inactive_split: sum(Lane::InactiveSplitBytes),
+        freed: cores.iter().map(|core| core.stats.freed_bytes(SizeClass::Large)).sum(),
+    }
 }
 
 /// An allocator that is not kept alive.

@@ -178,6 +178,16 @@ impl FreeIndex {
             .or_else(|| self.find(blocks, bytes).filter(|&id| fits(blocks[id].size)))
     }
 
+    /// The blocks of `bytes` or more, by bin.
+    pub(crate) fn iter_from<'a>(&'a self, blocks: &'a Records, bytes: u64) -> impl Iterator<Item = BlockId> + 'a {
+        let bins = std::iter::successors(Some(bin_of(bytes)), move |&bin| self.next_bin(bin));
+        bins.flat_map(move |bin| self.list(blocks, bin)).filter(move |&id| blocks[id].size >= bytes)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.rows == 0
+    }
+
     /// The largest block's bytes; 0 if there is none. Looks at one bin.
     pub(crate) fn largest(&self, blocks: &Records) -> u64 {
         if self.0.rows == 0 {

@@ -14,6 +14,7 @@ use crate::history::{Kind as EventKind, Recorder};
 use crate::segment::{Segment, SegmentTable};
 use crate::size::{LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, REQUEST_MAX_BYTES, SizeClass, round_to_granule};
 use crate::stats::{Lane, PoolStats};
+use crate::supply::policy;
 use crate::supply::span::Spans;
 use rustc_hash::FxHashMap;
 use std::any::Any;
@@ -32,6 +33,9 @@ pub(crate) struct Rules {
     /// Whether segments are expandable: then a large block is cut beside its older neighbour, and free parts of segments
     /// do not count as not releasable, since their pages can leave.
     pub(crate) expandable: bool,
+    /// Large free blocks of this size or more are kept for requests of this size or more: others get a place in one only
+    /// where that is chosen with care, in the slow path.
+    pub(crate) kept_bytes: u64,
 }
 
 impl Rules {
@@ -41,7 +45,14 @@ impl Rules {
             max_split: if expandable { u64::MAX } else { config.max_split() },
             non_split_slack: config.max_non_split_rounding_bytes,
             expandable,
+            kept_bytes: if expandable { policy::kept_bytes(config) } else { u64::MAX },
         }
+    }
+
+    /// Whether a block of `size` bytes is kept for larger requests than one of `bytes`.
+    #[inline(always)]
+    fn keeps(&self, class: SizeClass, bytes: u64, size: u64) -> bool {
+        size >= self.kept_bytes && bytes < self.kept_bytes && class == SizeClass::Large
     }
 
     pub(crate) fn is_oversize(&self, bytes: u64) -> bool {
@@ -49,8 +60,12 @@ impl Rules {
     }
 
     /// Whether a large enough block of `size` bytes may serve the request: an ordinary one is not served from oversize
-    /// blocks, and an oversize one only from a block that is not much larger.
+    /// blocks, an oversize one only from a block that is not much larger, and no block serves a request that it is kept
+    /// from.
     fn may_serve(&self, request: &Request, size: u64) -> bool {
+        if self.keeps(request.class, request.bytes, size) {
+            return false;
+        }
         if self.is_oversize(request.bytes) {
             size < request.padded_bytes().saturating_add(self.non_split_slack)
         } else {
@@ -70,6 +85,8 @@ pub(crate) trait Kind {
     const EXPANDABLE: bool;
     /// Blocks may be oversize: there is a `max_split_size`.
     const BOUNDED: bool;
+    /// Large free blocks are kept for large requests: see [`Rules::kept_bytes`].
+    const KEEPING: bool;
 }
 
 /// Fixed segments.
@@ -78,20 +95,31 @@ pub(crate) struct Fixed;
 pub(crate) struct Bounded;
 /// Expandable segments.
 pub(crate) struct Expandable;
+/// Expandable segments, with less slack than by default.
+pub(crate) struct Tight;
 
 impl Kind for Fixed {
     const EXPANDABLE: bool = false;
     const BOUNDED: bool = false;
+    const KEEPING: bool = false;
 }
 
 impl Kind for Bounded {
     const EXPANDABLE: bool = false;
     const BOUNDED: bool = true;
+    const KEEPING: bool = false;
 }
 
 impl Kind for Expandable {
     const EXPANDABLE: bool = true;
     const BOUNDED: bool = false;
+    const KEEPING: bool = false;
+}
+
+impl Kind for Tight {
+    const EXPANDABLE: bool = true;
+    const BOUNDED: bool = false;
+    const KEEPING: bool = true;
 }
 
 /// A rounded request.
@@ -249,7 +277,7 @@ impl PoolCore {
         let free = &mut self.free[class.index()];
         let mut id = free.find(blocks, bytes)?;
         let Block { mut addr, size, .. } = blocks[id];
-        if K::BOUNDED && self.rules.is_oversize(size) {
+        if K::BOUNDED && self.rules.is_oversize(size) || K::KEEPING && self.rules.keeps(class, bytes, size) {
             return None;
         }
         free.remove(blocks, id);

@@ -60,6 +60,9 @@ fn climb(pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
     if let Some(taken) = finish_passed(pool, request) {
         return Ok(taken);
     }
+    if let Some(taken) = supply::take_kept(pool, request) {
+        return Ok(taken);
+    }
     if request.bytes > device.total_bytes {
         return report(pool, request, wanted, Refusal::Device); // nothing that is given back could help
     }
@@ -464,7 +467,7 @@ fn largest_page(device: &Device) -> u64 {
 /// Rung 7: the error with its numbers; the observers hear of it first.
 fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusal) -> Result<T> {
     let device = &*pool.device;
-    let (allocated, active, split) = crate::allocator::held(device);
+    let crate::allocator::Held { allocated, active, inactive_split, .. } = crate::allocator::held(device);
     let (cached, largest_free) = {
         let core = pool.core.lock();
         (core.cached_bytes(request.class), core.free[request.class.index()].largest(&core.blocks))
@@ -494,7 +497,7 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
         allocated,
         reserved: device.reserved(),
         pending,
-        inactive_split: split,
+        inactive_split,
         withheld: withheld(device),
         largest_free,
         device_free: device.driver.memory_info().ok().map(|info| info.free_bytes),

@@ -214,6 +214,12 @@ impl PoolStats {
         self.scope(ALL)[lane as usize]
     }
 
+    /// Bytes of a size class that were freed so far.
+    pub(crate) fn freed_bytes(&self, class: SizeClass) -> u64 {
+        let (class, lane) = (class.index(), Lane::AllocatedBytes as usize);
+        count(self.increased[lane][class] - self.current(class, lane))
+    }
+
     /// The sums of increases of a size class.
     fn increases(&self, class: usize) -> Lanes {
         let mut lanes: Lanes = std::array::from_fn(|lane| self.increased[lane][class]);

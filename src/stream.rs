@@ -7,13 +7,13 @@ use crate::error::Error;
 use crate::event::StreamClock;
 use crate::history::{Kind as EventKind, Recorder};
 use crate::pool::{
-    BlockHandle, Bounded, CLOSED, Expandable, Fixed, Kind, PoolCore, RETIRED, Request, Rules, Taken,
+    BlockHandle, Bounded, CLOSED, Expandable, Fixed, Kind, PoolCore, RETIRED, Request, Rules, Taken, Tight,
 };
 use crate::process::{self, Latch};
 use crate::segment::Segment;
 use crate::shared::Shelves;
 use crate::size::SizeClass;
-use crate::supply;
+use crate::supply::{self, policy};
 use crate::sync::{AtomicU64, Mutex, Ordering, PoolGuard, PoolMutex};
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -57,6 +57,7 @@ pub(crate) enum Hot {
     Fixed,
     Bounded,
     Expandable,
+    Tight,
     /// One of these, behind magazines.
     Shared,
 }
@@ -67,6 +68,7 @@ pub(crate) type LastReference = Option<Arc<dyn Any + Send + Sync>>;
 impl Hot {
     fn of(device: &Device) -> Self {
         match (device.expandable, device.config.max_split_bytes) {
+            (true, _) if policy::kept_bytes(&device.config) < u64::MAX => Self::Tight,
             (true, _) => Self::Expandable,
             (false, None) => Self::Fixed,
             (false, Some(_)) => Self::Bounded,
@@ -209,6 +211,7 @@ impl StreamPool {
     pub(crate) fn take_by(&self, kind: Hot, bytes: u64) -> BlockHandle {
         match kind {
             Hot::Expandable => self.take_of::<Expandable>(bytes),
+            Hot::Tight => self.take_of::<Tight>(bytes),
             _ => self.take_of::<Bounded>(bytes),
         }
     }
@@ -238,7 +241,7 @@ impl StreamPool {
     }
 
     /// A search of all that is cached, what threads keep in magazines included.
-    fn search(&self, find: impl FnOnce(&mut PoolCore) -> Option<Taken>) -> Option<Taken> {
+    pub(crate) fn search(&self, find: impl FnOnce(&mut PoolCore) -> Option<Taken>) -> Option<Taken> {
         let mut core = self.lock_whole();
         if core.is_retired() {
             return None;
@@ -281,7 +284,7 @@ impl StreamPool {
     #[inline(never)]
     pub(crate) fn free_by(&self, kind: Hot, id: BlockId) -> LastReference {
         match kind {
-            Hot::Expandable => self.free_of::<Expandable>(id),
+            Hot::Expandable | Hot::Tight => self.free_of::<Expandable>(id),
             _ => self.free_of::<Fixed>(id),
         }
     }

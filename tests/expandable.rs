@@ -73,6 +73,54 @@ fn a_hole_is_filled_with_pages_of_other_holes() {
     drop(large);
 }
 
+/// Two free blocks, the smaller one first, and live memory between and behind them; the next request is 8 MiB.
+fn with_two_holes(config: &str, holes: [u64; 2]) -> (Bench, Stream, Vec<Allocation>, [u64; 2]) {
+    let bench = Bench::new(512, config);
+    let stream = bench.allocator.default_stream().unwrap();
+    drop(bench.alloc(16, &stream)); // from here on not all that is allocated stays
+    let blocks = holes.map(|mebibytes| (bench.alloc(mebibytes, &stream), bench.alloc(2, &stream)));
+    let starts = blocks.each_ref().map(|(hole, _)| hole.ptr().0);
+    let kept = blocks.map(|(_, kept)| kept).into();
+    bench.check();
+    bench.sim.clear_log();
+    (bench, stream, kept, starts)
+}
+
+#[test]
+fn with_little_slack_large_free_blocks_are_kept_for_large_requests() {
+    // Best fit would take the 40 MiB. Of kept blocks the lower one comes first where nothing else decides.
+    for (config, holes, taken) in
+        [("slack:1.0", [64, 40], 0), ("slack:1.014", [64, 40], 1), ("slack:1.0", [64, 24], 1)]
+    {
+        let (bench, stream, _kept, starts) = with_two_holes(config, holes);
+        let small = bench.alloc(8, &stream);
+        let hole = starts[taken]..starts[taken] + (holes[taken] << 20);
+        assert!(hole.contains(&small.ptr().0), "{config} {holes:?}: {:#x} is not in {hole:#x?}", small.ptr().0);
+        let large = bench.alloc(if taken == 0 { 40 } else { 64 }, &stream);
+        assert_eq!(bench.calls(Call::Map), 0, "{config} {holes:?}: both are hits");
+        drop((small, large));
+    }
+}
+
+#[test]
+fn a_kept_block_serves_a_small_request_rather_than_none() {
+    let bench = Bench::new(64, "slack:1.0");
+    let stream = bench.allocator.default_stream().unwrap();
+    let whole = bench.alloc(62, &stream);
+    drop(whole);
+    // Every free block is kept, and the device has nothing left.
+    let pieces: Vec<_> = (0..31).map(|_| bench.alloc(2, &stream)).collect();
+    assert_eq!(bench.reserved(), 62);
+    // Another stream's comes from there, too, since all work has passed.
+    drop(pieces);
+    let other = bench.stream();
+    let small = bench.alloc(8, &other);
+    let aligned = bench.allocator.alloc_aligned(4 * MIB, 2 * MIB, &other).expect("room");
+    bench.check();
+    assert_eq!(bench.reserved(), 62);
+    drop((small, aligned));
+}
+
 #[test]
 fn bytes_of_live_blocks_survive_every_move() {
     let bench = Bench::new(96, "slack:1.0");

@@ -87,6 +87,13 @@ impl Arena {
             .map(|(&at, &handle)| (at, handle))
     }
 
+    /// Of the handles that lie wholly in `start..end`, the bytes of those that `bytes` from `at` on touch.
+    pub(crate) fn touched_bytes(&self, start: u64, end: u64, at: u64, bytes: u64) -> u64 {
+        let first = self.handles.range(..=at).next_back().map_or(at, |(&first, _)| first.max(start));
+        let touched = self.whole_handles(first, end).take_while(|(first, _)| *first < at + bytes);
+        touched.map(|(_, handle)| handle.bytes).sum()
+    }
+
     /// Bytes that are mapped.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.handles.values().map(|handle| handle.bytes).sum()

@@ -15,7 +15,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod plan;
-mod policy;
+pub(crate) mod policy;
 pub(crate) mod span;
 mod window;
 mod work;
@@ -24,14 +24,14 @@ use crate::device::Device;
 use crate::driver::{DevicePtr, DriverError, DriverErrorKind, StreamHandle};
 use crate::error::{Error, Result};
 use crate::event::StreamClock;
-use crate::pool::{PoolCore, Request};
+use crate::pool::{PoolCore, Request, Taken};
 use crate::reclaim::{Growth, Refusal};
-use crate::size::SizeClass;
+use crate::size::{MIN_BLOCK_BYTES, SizeClass};
 use crate::stream::StreamPool;
 use crate::sync::{Mutex, PoolGuard};
 use arena::{Arena, Handle};
 use plan::{Beyond, Idle, IdleHandles, Order};
-use policy::Policy;
+use policy::{Policy, Use};
 use std::cell::OnceCell;
 use std::sync::Arc;
 use window::{Piece, Pieces, Window};
@@ -168,6 +168,35 @@ pub(crate) fn wait_for(device: &Device, clock: &StreamClock, epoch: u64) -> bool
     }
 }
 
+/// A place for a request that found only free blocks that are kept for larger ones: the end of such a block where the
+/// fewest idle handles are touched, which can move as long as nothing lies in them. None where another pool has large free
+/// memory, which is preferred, as [`grow`] does.
+pub(crate) fn take_kept(pool: &StreamPool, request: &Request) -> Option<Taken> {
+    let device = &*pool.device;
+    let keeps = device.expandable && policy::kept_bytes(&device.config) < u64::MAX;
+    if !keeps || request.class == SizeClass::Small || request.alignment > MIN_BLOCK_BYTES {
+        return None;
+    }
+    let class = request.class.index();
+    let state = device.supply.state.lock();
+    let has_free = |other: &StreamPool| !other.core.lock().free[class].is_empty();
+    if device.pools().iter().any(|other| !std::ptr::eq(&**other, pool) && has_free(other)) {
+        return None;
+    }
+    let arena = &state.arenas[class];
+    pool.search(|core| {
+        let places = core.free[class].iter_from(&core.blocks, request.bytes).flat_map(|id| {
+            let (start, end) = (core.blocks[id].addr, core.blocks[id].end());
+            [start, end - request.bytes].map(|at| (arena.touched_bytes(start, end, at, request.bytes), at, id))
+        });
+        let (_, at, id) = places.min()?;
+        core.searches = core.searches.wrapping_add(1);
+        core.claim(id);
+        let at = core.place_in(id, at, request.bytes, request.alignment, request.class);
+        Some(core.carve_at(id, at, request))
+    })
+}
+
 /// Maps what the request needs and takes it from there.
 pub(crate) fn grow(supply: &Supply, pool: &Arc<StreamPool>, request: &Request, beyond: Beyond) -> Result<Growth> {
     let mut ahead = true;
@@ -195,10 +224,11 @@ fn grow_once(
         return Ok(Ok(taken)); // another thread was faster
     }
     state.release_unmapped(device);
-    let peak = device.peaks.peak_allocated().max(crate::allocator::held(device).0.saturating_add(request.bytes));
-    let small = request.class == SizeClass::Small;
+    let held = crate::allocator::held(device);
+    let peak = device.peaks.peak_allocated().max(held.allocated.saturating_add(request.bytes));
     let reserved = device.reserved();
-    let mut policy = Policy::new(&device.config, supply.page_bytes, small, reserved, peak);
+    let use_now = Use { reserved, peak_allocated: peak, freed: held.freed };
+    let mut policy = Policy::new(&device.config, supply.page_bytes, request.class, use_now);
     if !may_be_ahead {
         policy.ahead = 0;
     }

@@ -1,7 +1,7 @@
 //! Which pages a request's place takes: the decisions of one growth, without a driver.
 
 use super::arena::Arena;
-use super::policy::{CREATE_MICROS, MERGE_MOVES, MOVE_MICROS, OVERSHOOT, Policy, release_micros};
+use super::policy::{CREATE_MICROS, MOVE_MICROS, OVERSHOOT, Policy, release_micros};
 use super::window::{Fill, Pieces, Run, Window, runs};
 use crate::size::SizeClass;
 
@@ -216,7 +216,7 @@ impl Plan {
             return None;
         }
         let whole = usize::try_from(fill.must.div_ceil(policy.handle_max(fill.must))).unwrap_or(usize::MAX);
-        let fresh = if moves.len() + releases.len() >= MERGE_MOVES.saturating_mul(whole) {
+        let fresh = if moves.len() + releases.len() >= policy.merge_moves().saturating_mul(whole) {
             // Many small handles: fewer, larger ones in their place cost less, now and the next time.
             releases.append(&mut moves);
             let each = policy.in_pages(fill.must.div_ceil(whole as u64));

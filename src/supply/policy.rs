@@ -3,7 +3,7 @@
 //! Chosen by replaying the traces in `benches/traces`; `docs/architecture.md` has the curves and what else was tried.
 
 use crate::config::{Config, DEFAULT_SLACK};
-use crate::size::MIB;
+use crate::size::{MIB, SizeClass};
 
 /// A program's peak counts as at least this much when slack is turned into bytes: a small program may hold a little
 /// more than its share, which costs nobody anything and saves it many moves.
@@ -17,12 +17,21 @@ const HANDLE_MAX_BYTES: u64 = 64 * MIB;
 
 /// The same part without any slack, when what is pinned is all that counts. In between, part and least size follow the
 /// slack in a straight line; from the default slack on they stay as they are.
-const HANDLE_PART_TIGHT: u64 = 1024;
+const HANDLE_PART_TIGHT: u64 = 896;
 
 /// Or this part of the gap that is filled, if that is more: what fills a large gap mostly comes and goes as a whole.
-const HANDLE_GAP_PART_TIGHT: u64 = 96;
+const HANDLE_GAP_PART_TIGHT: u64 = 40;
 /// But no more than this part of the peak.
-const HANDLE_GAP_MAX_PART_TIGHT: u64 = 128;
+const HANDLE_GAP_MAX_PART_TIGHT: u64 = 64;
+
+/// As long as less than this part of the peak was freed, what a program allocates are the weights that it keeps: without
+/// any slack a handle may then be [`HANDLE_GAP_PART_LASTING`] of its gap, whatever the peak.
+const LASTING_PART: u64 = 96;
+const HANDLE_GAP_PART_LASTING: u64 = 3;
+
+/// With less slack than by default, large free blocks from this size on are kept for requests of this size or more. Best
+/// fit would cut the others out of them wherever they lie, and leave edges in more handles than need be.
+const KEPT_BYTES: u64 = 32 * MIB;
 
 /// Of small memory that is free in a page of another stream's, multiples of this change hands where there is less slack
 /// than by default: a page for each stream would be much of what may be unused. Elsewhere whole handles do.
@@ -37,7 +46,9 @@ pub(crate) const OVERSHOOT: u64 = 2;
 
 /// From this many moves for one new handle on, the pages are given back and a new handle is made instead: it costs
 /// less, and the next move of that memory is one handle.
-pub(crate) const MERGE_MOVES: usize = 3;
+const MERGE_MOVES: usize = 3;
+/// The same with less slack than by default.
+const MERGE_MOVES_TIGHT: usize = 6;
 
 /// Places that are compared by cost before one is chosen.
 pub(crate) const WINDOWS_MAX: usize = 12;
@@ -51,6 +62,20 @@ pub(crate) const fn release_micros(bytes: u64) -> u64 {
     34 + bytes / MIB * 7 / 10
 }
 
+/// From which size on large free blocks are kept for requests of that size; `u64::MAX` if they serve all.
+pub(crate) fn kept_bytes(config: &Config) -> u64 {
+    if config.slack < DEFAULT_SLACK { KEPT_BYTES } else { u64::MAX }
+}
+
+/// What a device has and had in use when a growth starts, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    pub(crate) reserved: u64,
+    pub(crate) peak_allocated: u64,
+    /// Freed so far, of large memory.
+    pub(crate) freed: u64,
+}
+
 /// What is decided for one growth, from the state at its start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
@@ -62,12 +87,16 @@ pub(crate) struct Policy {
     peak_allocated: u64,
     /// How much of the default slack there is, from 0 to 1.
     ease: f64,
+    /// Whether there is no slack, and hardly anything was freed so far.
+    lasting: bool,
     /// What is created ahead of need, if the allowance permits.
     pub(crate) ahead: u64,
 }
 
 impl Policy {
-    pub(crate) fn new(config: &Config, page_bytes: u64, small: bool, reserved: u64, peak_allocated: u64) -> Self {
+    pub(crate) fn new(config: &Config, page_bytes: u64, class: SizeClass, use_now: Use) -> Self {
+        let Use { reserved, peak_allocated, freed } = use_now;
+        let small = class == SizeClass::Small;
         let pages = |bytes: u64| bytes / page_bytes * page_bytes;
         let extra = config.slack - 1.0;
         #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -78,6 +107,7 @@ impl Policy {
             allowance: peak_allocated.saturating_add(slack).saturating_sub(reserved),
             peak_allocated,
             ease: (extra / (DEFAULT_SLACK - 1.0)).min(1.0),
+            lasting: extra == 0.0 && freed < peak_allocated / LASTING_PART,
             ahead: 0,
         };
         let handle_max = policy.handle_max(0);
@@ -100,9 +130,15 @@ impl Policy {
         let between = |tight: u64, easy: u64| tight + (self.ease * (easy - tight) as f64) as u64;
         let peak = self.peak_allocated;
         let of_gap = (bytes / HANDLE_GAP_PART_TIGHT).min(peak / HANDLE_GAP_MAX_PART_TIGHT);
-        let part = between(of_gap.max(peak / HANDLE_PART_TIGHT), peak / HANDLE_PART);
+        let lasting = if self.lasting { bytes / HANDLE_GAP_PART_LASTING } else { 0 };
+        let part = between(of_gap.max(peak / HANDLE_PART_TIGHT), peak / HANDLE_PART).max(lasting);
         let handle = part.clamp(between(0, HANDLE_MIN_BYTES), HANDLE_MAX_BYTES);
         (handle / self.page_bytes * self.page_bytes).max(self.page_bytes)
+    }
+
+    /// From how many moves for one new handle on that is made instead.
+    pub(crate) fn merge_moves(&self) -> usize {
+        if self.is_tight() { MERGE_MOVES_TIGHT } else { MERGE_MOVES }
     }
 
     /// `bytes` in whole pages.
@@ -118,16 +154,29 @@ mod tests {
     const PAGE: u64 = 2 * MIB;
     const GIB: u64 = 1024 * MIB;
 
+    fn policy(slack: f64, peak_allocated: u64, freed: u64) -> Policy {
+        let use_now = Use { reserved: peak_allocated, peak_allocated, freed };
+        Policy::new(&Config::default().slack(slack), PAGE, SizeClass::Large, use_now)
+    }
+
     fn handle(slack: f64, peak: u64, gap: u64) -> u64 {
-        Policy::new(&Config::default().slack(slack), PAGE, false, peak, peak).handle_max(gap) / MIB
+        policy(slack, peak, peak).handle_max(gap) / MIB
     }
 
     #[test]
     fn handles_grow_with_the_peak_and_when_slack_is_short_with_the_gap() {
         assert_eq!(handle(1.0, GIB, 0), 2, "never less than a page");
-        assert_eq!(handle(1.0, 8 * GIB, 0), 8);
-        assert_eq!(handle(1.0, 8 * GIB, 2 * GIB), 20, "2 GiB / 96, in pages");
-        assert_eq!(handle(1.0, GIB, GIB), 8, "no more than 1/128 of the peak");
+        assert_eq!(handle(1.0, 8 * GIB, 0), 8, "1/896 of the peak, in pages");
+        assert_eq!(handle(1.0, 8 * GIB, 2 * GIB), 50, "2 GiB / 40, in pages");
+        assert_eq!(handle(1.0, GIB, GIB), 16, "no more than 1/64 of the peak");
+    }
+
+    #[test]
+    fn what_a_program_starts_with_is_kept_in_large_handles() {
+        let early = |freed: u64, gap: u64| policy(1.0, GIB, freed).handle_max(gap) / MIB;
+        assert_eq!(early(GIB / 96 - 1, 60 * MIB), 20, "a third of the gap");
+        assert_eq!(early(0, GIB), 64, "and no more than any handle");
+        assert_eq!(early(GIB / 96, 60 * MIB), 2, "as soon as that much was freed");
     }
 
     #[test]

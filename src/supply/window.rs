@@ -322,15 +322,21 @@ fn window<'a>(
 #[cfg(test)]
 mod tests {
     use super::super::arena::Handle;
+    use super::super::policy::Use;
     use super::*;
     use crate::config::Config;
     use crate::driver::PageHandle;
     use crate::driver::sim::SimDriver;
-    use crate::size::MIB;
+    use crate::size::{MIB, SizeClass};
     use proptest::prelude::*;
 
     const PAGE: u64 = 2 * MIB;
     const KIB: u64 = 1 << 10;
+
+    fn policy(slack: f64, class: SizeClass) -> Policy {
+        let use_now = Use { reserved: 5 * PAGE, peak_allocated: 5 * PAGE, freed: 5 * PAGE };
+        Policy::new(&Config::default().slack(slack), PAGE, class, use_now)
+    }
 
     /// Five pages in a row and gaps behind them; `free` are starts, bytes and owners.
     fn scene(free: &[(u64, u64, usize)]) -> (Arena, Pieces, u64) {
@@ -350,7 +356,7 @@ mod tests {
     /// Where pool 0's request goes first, as an offset.
     fn first(free: &[(u64, u64, usize)], bytes: u64, slack: f64, small: bool) -> Window {
         let (arena, pieces, base) = scene(free);
-        let policy = Policy::new(&Config::default().slack(slack), PAGE, small, 5 * PAGE, 5 * PAGE);
+        let policy = policy(slack, if small { SizeClass::Small } else { SizeClass::Large });
         let mut window = best_windows(&arena, &pieces, 0, bytes, &policy).swap_remove(0);
         window.start -= base;
         window.end -= base;
@@ -394,7 +400,7 @@ mod tests {
     fn memory_under_queued_work_is_not_shared() {
         let (arena, mut pieces, base) = scene(&[(MIB, MIB, 1)]);
         pieces.get_mut(&(base + MIB)).expect("the piece").passed = false;
-        let policy = Policy::new(&Config::default().slack(1.0), PAGE, true, 5 * PAGE, 5 * PAGE);
+        let policy = policy(1.0, SizeClass::Small);
         let windows = best_windows(&arena, &pieces, 0, KIB, &policy);
         assert!(windows.iter().all(|window| window.others.is_empty()), "{windows:?}");
     }
@@ -407,7 +413,7 @@ mod tests {
             parts in prop::collection::vec((0u8..3, 1u64..9), 1..40),
             bytes in 1u64..40,
         ) {
-            let policy = Policy::new(&Config::default(), PAGE, false, 5 * PAGE, 5 * PAGE);
+            let policy = policy(1.014, SizeClass::Large);
             let mut at = 0;
             let mut run = Vec::new();
             for (kind, parts) in parts {

@@ -77,7 +77,7 @@ pub(crate) struct Setup {
 }
 
 /// Every configuration that the random programs run under.
-pub(crate) fn configs() -> [Setup; 11] {
+pub(crate) fn configs() -> [Setup; 12] {
     let setup = |name, config, capacity_mib, largest_mib| Setup {
         name,
         config,
@@ -95,6 +95,7 @@ pub(crate) fn configs() -> [Setup; 11] {
         setup("small_device", "", 64, 40),
         setup("expandable", "segments:expandable", 2048, 40),
         setup("expandable_small", "segments:expandable,slack:1.5", 64, 40),
+        setup("expandable_tight", "segments:expandable,slack:1.0", 256, 60),
         setup("never_wait", "on_pending:fail", 64, 30),
     ]
 }

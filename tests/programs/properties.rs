@@ -62,4 +62,4 @@ macro_rules! for_every_configuration {
     };
 }
 
-for_every_configuration! { fixed max_split roundup gc soft_limit limit limit_beyond_device small_device expandable expandable_small never_wait }
+for_every_configuration! { fixed max_split roundup gc soft_limit limit limit_beyond_device small_device expandable expandable_small expandable_tight never_wait }
