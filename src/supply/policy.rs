@@ -13,7 +13,9 @@ const SLACK_FLOOR_BYTES: u64 = 3100 * MIB;
 /// ones are less often pinned by a live block.
 const HANDLE_PART: u64 = 64;
 const HANDLE_MIN_BYTES: u64 = 12 * MIB;
-const HANDLE_MAX_BYTES: u64 = 64 * MIB;
+const HANDLE_MAX_BYTES: u64 = 128 * MIB;
+/// The same with less slack than by default.
+const HANDLE_MAX_BYTES_TIGHT: u64 = 64 * MIB;
 
 /// The same part without any slack, when what is pinned is all that counts. In between, part and least size follow the
 /// slack in a straight line; from the default slack on they stay as they are.
@@ -132,7 +134,8 @@ impl Policy {
         let of_gap = (bytes / HANDLE_GAP_PART_TIGHT).min(peak / HANDLE_GAP_MAX_PART_TIGHT);
         let lasting = if self.lasting { bytes / HANDLE_GAP_PART_LASTING } else { 0 };
         let part = between(of_gap.max(peak / HANDLE_PART_TIGHT), peak / HANDLE_PART).max(lasting);
-        let handle = part.clamp(between(0, HANDLE_MIN_BYTES), HANDLE_MAX_BYTES);
+        let most = if self.is_tight() { HANDLE_MAX_BYTES_TIGHT } else { HANDLE_MAX_BYTES };
+        let handle = part.clamp(between(0, HANDLE_MIN_BYTES), most);
         (handle / self.page_bytes * self.page_bytes).max(self.page_bytes)
     }
 
@@ -182,7 +185,7 @@ mod tests {
     #[test]
     fn from_the_default_slack_on_the_gap_is_of_no_account() {
         for slack in [DEFAULT_SLACK, 1.05] {
-            for (peak, bytes) in [(0, 12), (GIB, 16), (2 * GIB, 32), (8 * GIB, 64)] {
+            for (peak, bytes) in [(0, 12), (GIB, 16), (2 * GIB, 32), (8 * GIB, 128), (80 * GIB, 128)] {
                 assert_eq!([handle(slack, peak, 0), handle(slack, peak, 8 * GIB)], [bytes; 2], "{slack} {peak}");
             }
         }
