@@ -26,6 +26,9 @@ use std::sync::{Arc, Weak};
 /// The largest alignment that can be asked for, in bytes.
 pub const MAX_ALIGNMENT: u64 = SEGMENT_STEP_BYTES;
 
+/// How often `empty_cache` looks for what passed meanwhile.
+const EMPTYING_ROUNDS: u32 = 4;
+
 /// A caching allocator for one device. Cheap to clone; `Send` and `Sync`.
 ///
 /// Memory that is freed stays reserved and serves later requests of the same stream without a driver call. Streams
@@ -355,6 +358,9 @@ impl CachingAllocator {
         if ptr.is_null() {
             return self.check_stream(stream);
         }
+        if self.inner.device.is_forked() {
+            return Err(self.inner.device.unusable());
+        }
         self.inner
             .live
             .with(ptr.0, |allocation| allocation.record_stream(stream))
@@ -405,13 +411,13 @@ impl CachingAllocator {
         }
         device.checked(device.driver.check_usable())?;
         let mut freed = 0;
-        loop {
+        for _ in 0..EMPTYING_ROUNDS {
             reclaim::finish_gone(device);
             self.poll();
             reclaim::finish_gone(device); // what other streams held up until now may be a gone one's
             let now = reclaim::release_all_cached(device)?;
             freed += now;
-            // Giving back took a while: more may have passed.
+            // Giving back took a while: more may have passed. But what other threads go on freeing is theirs.
             if now == 0 {
                 break;
             }
@@ -568,10 +574,10 @@ impl CachingAllocator {
         self.inner.device.is_forked()
     }
 
-    /// Whether `ptr` is a live allocation that was made, or let go, as a raw address.
+    /// Whether `ptr` is a live allocation that was made, or let go, as a raw address. Never in a forked child.
     #[must_use]
     pub fn is_live_raw(&self, ptr: DevicePtr) -> bool {
-        self.inner.live.with(ptr.0, |_| ()).is_some()
+        !self.inner.device.is_forked() && self.inner.live.with(ptr.0, |_| ()).is_some()
     }
 
     /// Every segment and block, at one moment. Locks every pool for that moment.

@@ -184,10 +184,6 @@ impl FreeIndex {
         bins.flat_map(move |bin| self.list(blocks, bin)).filter(move |&id| blocks[id].size >= bytes)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.rows == 0
-    }
-
     /// The largest block's bytes; 0 if there is none. Looks at one bin.
     pub(crate) fn largest(&self, blocks: &Records) -> u64 {
         if self.0.rows == 0 {

@@ -80,7 +80,7 @@ fn climb(pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
             Err(refusal) => refusal,
         }
     };
-    if let Some(taken) = finish_passed(pool, request) {
+    if let Some(taken) = finish_passed(pool, request).or_else(|| supply::take_kept(pool, request)) {
         return Ok(taken);
     }
     if !device.is_usable() {
@@ -166,7 +166,8 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
     }
     if device.config.on_pending != OnPending::Fail {
         while wait_for_oldest(pool) {
-            if let Some(taken) = pool.take(request) {
+            // As a hit, or by pages that can move now: nothing else is waited for if that will do.
+            if let Ok(taken) = grow(Beyond::Spent)? {
                 return Ok(Ok(taken));
             }
         }

@@ -168,9 +168,10 @@ pub(crate) fn wait_for(device: &Device, clock: &StreamClock, epoch: u64) -> bool
     }
 }
 
-/// A place for a request that found only free blocks that are kept for larger ones: the end of such a block where the
-/// fewest idle handles are touched, which can move as long as nothing lies in them. None where another pool has large free
-/// memory, which is preferred, as [`grow`] does.
+/// A place for a request that found only free blocks that are kept for larger ones: in the block, and there at the end,
+/// where the fewest idle handles would be touched, which can move as long as nothing lies in them. (At the low end the age
+/// of the neighbours decides, as in a hit.) None where another pool has free memory that could do, which is preferred, as
+/// [`grow`] does.
 pub(crate) fn take_kept(pool: &StreamPool, request: &Request) -> Option<Taken> {
     let device = &*pool.device;
     let keeps = device.expandable && policy::kept_bytes(&device.config) < u64::MAX;
@@ -179,7 +180,11 @@ pub(crate) fn take_kept(pool: &StreamPool, request: &Request) -> Option<Taken> {
     }
     let class = request.class.index();
     let state = device.supply.state.lock();
-    let has_free = |other: &StreamPool| !other.core.lock().free[class].is_empty();
+    // Pieces of less than a quarter of the request are of no account.
+    let has_free = |other: &StreamPool| {
+        let core = other.core.lock();
+        !other.is_pinned() && core.free[class].largest(&core.blocks) >= request.bytes / 4
+    };
     if device.pools().iter().any(|other| !std::ptr::eq(&**other, pool) && has_free(other)) {
         return None;
     }

@@ -31,7 +31,7 @@ const HANDLE_GAP_MAX_PART_TIGHT: u64 = 64;
 const LASTING_PART: u64 = 96;
 const HANDLE_GAP_PART_LASTING: u64 = 3;
 
-/// With less slack than by default, large free blocks from this size on are kept for requests of this size or more. Best
+/// With less than half the default slack, large free blocks from this size on are kept for requests of this size or more. Best
 /// fit would cut the others out of them wherever they lie, and leave edges in more handles than need be.
 const KEPT_BYTES: u64 = 32 * MIB;
 
@@ -66,7 +66,7 @@ pub(crate) const fn release_micros(bytes: u64) -> u64 {
 
 /// From which size on large free blocks are kept for requests of that size; `u64::MAX` if they serve all.
 pub(crate) fn kept_bytes(config: &Config) -> u64 {
-    if config.slack < DEFAULT_SLACK { KEPT_BYTES } else { u64::MAX }
+    if config.slack - 1.0 < (DEFAULT_SLACK - 1.0) / 2.0 { KEPT_BYTES } else { u64::MAX }
 }
 
 /// What a device has and had in use when a growth starts, in bytes.
