@@ -13,9 +13,9 @@ use std::ops::Deref;
 /// A buffer as a `CudaSlice`, to which it dereferences. Dropping it returns the memory to the cache.
 ///
 /// There is no `DerefMut`: the slice must not get out, since its own drop would free memory that is not its own. Uses
-/// through the slice are tracked by cudarc alone, whose event for reads stands for the last of them: those on other streams
-/// without its tracking, and reads on several other streams, must be announced by
-/// [`record_stream`](Self::record_stream).
+/// through the slice are tracked by cudarc alone, whose event for reads stands for the last of them, on whatever stream. So a
+/// read on another stream that is not the last read must be announced by [`record_stream`](Self::record_stream), unless a
+/// tracked write comes between; and so must every use on another stream without cudarc's tracking.
 pub struct CudaSliceGuard<T> {
     slice: ManuallyDrop<CudaSlice<T>>,
     buffer: ManuallyDrop<DeviceBuffer<T>>,
