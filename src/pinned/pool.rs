@@ -6,6 +6,7 @@ use crate::config::{Config, OnPending};
 use crate::device::Device;
 use crate::driver::{Driver, DriverError, DriverErrorKind, HostPtr};
 use crate::error::{Error, Result};
+use crate::event::StreamClock;
 use crate::process;
 use crate::stats::Stat;
 use crate::sync::Mutex;
@@ -55,6 +56,11 @@ impl HostPool {
         if let Some(device) = self.device.upgrade() {
             device.defer(error);
         }
+    }
+
+    /// Whether a stream is captured, so that what is queued on it does not run now.
+    pub(super) fn is_captured(&self, clock: &StreamClock) -> Result<bool> {
+        self.checked(self.driver.is_capturing(clock.key))
     }
 
     fn checked<T>(&self, result: std::result::Result<T, DriverError>) -> Result<T> {
