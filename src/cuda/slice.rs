@@ -50,11 +50,9 @@ impl<T> DeviceBuffer<T> {
             let (slice, events) = unsafe { slice_around::<T>(driver, stream, self.ptr().0, self.len()) }?;
             let tracked = uses.tracked(stream.context()).and(events);
             let recorded = tracked.map_or(Ok(()), |events| driver.record_event(events.write, own));
-            if recorded.is_err() {
-                uses.known.give_up(ManuallyDrop::into_inner(slice));
-                return recorded.map(|()| unreachable!("it is an error"));
-            }
-            Ok(slice)
+            // If it could not be recorded, cudarc could not wait for it, and would keep that error: the slice is forgotten,
+            // with two events.
+            recorded.map(|()| slice)
         });
         let slice = allocation.device().checked(made.and_then(|slice| slice))?;
         Ok(CudaSliceGuard { slice, buffer: ManuallyDrop::new(self) })
@@ -71,7 +69,11 @@ fn give_up<T>(slice: CudaSlice<T>, buffer: &DeviceBuffer<T>) {
         // Waited for here, as cudarc itself does not when no stream of its own is left.
         let events = events_of(uses.known.cuda.context(), &mut slice);
         let joined = events.and_then(|events| uses.join_slice(allocation, events));
-        uses.known.give_up(slice);
+        if joined.is_ok() {
+            uses.known.give_up(slice);
+        } else {
+            std::mem::forget(slice); // cudarc would fail as well, and keep the error in its context
+        }
         joined
     });
     std::mem::forget(slice); // still there if the driver must not be asked any more

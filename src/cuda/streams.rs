@@ -1,5 +1,6 @@
 //! The streams of cudarc that an allocator knows.
 
+use super::binding::is_of_the_stream;
 use super::shell::{Shell, Shells};
 use crate::driver::cuda::CudaDriver;
 use crate::driver::{Call, DevicePtr, Driver as _, DriverError, StreamHandle};
@@ -197,16 +198,26 @@ impl Known {
     /// Whether cudarc may give up a slice of this stream's, which it does by making the stream wait for the slice's events:
     /// not where that would name a stream that may be gone, or become part of a graph.
     fn may_give_up(&self) -> bool {
-        if !self.cuda.context().is_managing_stream_synchronization() {
-            return true;
+        let waits = self.cuda.context().is_managing_stream_synchronization();
+        if self.driver.check_usable().is_err() {
+            return false;
+        }
+        if self.is_out_of_reach() {
+            return !waits;
         }
         // The handle of a thread's own default stream names the calling thread's.
         let key = match self.thread {
             None => Ok(self.stream.key()),
             Some(_) => self.driver.stream_key(StreamHandle::PER_THREAD_DEFAULT),
         };
-        !self.is_out_of_reach() && matches!(key.and_then(|key| self.driver.is_capturing(key)), Ok(false))
+        match key.and_then(|key| self.driver.is_capturing(key)) {
+            Ok(is_captured) => !(waits && is_captured),
+            Err(error) => !waits && is_of_the_stream(&error),
+        }
     }
+    ///
+    /// Nor where the driver is out of order, as cudarc would keep its errors. If the driver answers here, and then refuses to
+    /// destroy an event, that does get there: it cannot be told from what others put there meanwhile.
 
     /// Gives up a slice of memory of ours. To be called in the driver's context.
     pub(super) fn give_up<T>(&self, slice: CudaSlice<T>) {
