@@ -158,10 +158,13 @@ impl<T> CudaSliceLease<T> {
     /// Takes the slice back.
     ///
     /// # Errors
-    /// Both, as they were, if it is another slice.
+    /// Both, as they were, if it is another slice, or the process is a fork.
     pub fn adopt(self, slice: CudaSlice<T>) -> std::result::Result<CudaSliceGuard<T>, Box<(Self, CudaSlice<T>)>> {
-        let here = self.buffer.memory().binding.bound().uses().known.cuda.context();
-        if address_of(&slice) != Ok(self.buffer.ptr().0)
+        let known = &self.buffer.memory().binding.bound().uses().known;
+        let here = known.cuda.context();
+        // In a fork, whoever held the lock that the address is asked for under is not there any more.
+        if known.driver.is_over()
+            || address_of(&slice) != Ok(self.buffer.ptr().0)
             || slice.len() != self.buffer.len()
             || slice.stream().context() != here
         {
