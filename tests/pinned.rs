@@ -360,6 +360,23 @@ fn at_the_limit_a_capture_keeps_nobody_from_waiting_for_others() {
 }
 
 #[test]
+fn a_captured_use_hides_none_that_runs() {
+    use vramalloc::driver::sim::CaptureMode;
+    let bench = bench();
+    let Bench { sim, allocator, stream } = &bench;
+    let other = allocator.stream(sim.create_stream()).expect("stream");
+    let mut host = allocator.pin_slice(&[1_u8; 64]).expect("pinned");
+    sim.begin_capture(stream.key(), CaptureMode::Relaxed).expect("begin");
+    host.record_stream(stream);
+    sim.launch(other.key(), Work::new()).expect("never ends by itself");
+    host.record_stream(&other);
+    let Err(Error::Driver(error)) = host.as_mut_slice() else { panic!("the graph may write it") };
+    assert_eq!((error.kind, sim.unfinished()), (DriverErrorKind::Capturing, 0));
+    sim.end_capture(stream.key()).expect("the capture is whole");
+    host.as_mut_slice().expect("waits").fill(2);
+}
+
+#[test]
 fn an_announced_capture_is_not_spoilt() {
     let bench = bench();
     let Bench { sim, allocator, stream } = &bench;

@@ -170,8 +170,11 @@ impl<T> PinnedBuffer<T> {
     }
 
     fn settle_all(&self, reads: bool, waits: Waits) -> Result<()> {
-        // For all of them, though one may be captured: the others run now.
-        waits.iter().fold(Ok(()), |before, (clock, epoch)| before.and(clock.wait(*epoch)))?;
+        let mut waited = Ok(());
+        for (clock, epoch) in &waits {
+            waited = waited.and(clock.wait(*epoch)); // though one may be captured: the others run now
+        }
+        waited?;
         let passed = |used: &Use| used.epoch.is_some_and(|epoch| used.clock.has_passed(epoch));
         let mut uses = self.uses.lock();
         for used in uses.iter_mut().filter(|used| reads || used.writes) {
