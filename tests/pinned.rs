@@ -337,6 +337,46 @@ fn a_capture_is_no_reason_to_have_no_memory() {
 }
 
 #[test]
+fn at_the_limit_a_capture_keeps_nobody_from_waiting_for_others() {
+    use vramalloc::driver::sim::CaptureMode;
+    let bench = with_config(Config::default().host_limit(2 * MIB as u64));
+    let Bench { sim, allocator, stream } = &bench;
+    let other = allocator.stream(sim.create_stream()).expect("stream");
+    let [first, second] = [(); 2].map(|()| allocator.pin_slice(&vec![1_u8; MIB]).expect("pinned"));
+    sim.begin_capture(stream.key(), CaptureMode::Relaxed).expect("begin");
+    sim.launch(other.key(), Work::new()).expect("never ends by itself");
+    first.record_stream(stream);
+    second.record_stream(&other);
+    let place = second.as_ptr();
+    drop(first); // the oldest
+    drop(second);
+    let third = allocator.alloc_pinned::<u8>(MIB).expect("the other stream is waited for");
+    assert_eq!(third.as_ptr(), place);
+    assert_eq!((sim.unfinished(), allocator.host_memory_stats().num_waits), (0, 1));
+    let error = allocator.alloc_pinned::<u8>(MIB).expect_err("the captured stream cannot be waited for");
+    assert!(matches!(error, Error::HostOutOfMemory { .. }), "{error}");
+    sim.end_capture(stream.key()).expect("the capture is whole");
+    sim.assert_clean();
+}
+
+#[test]
+fn a_captured_use_hides_none_that_runs() {
+    use vramalloc::driver::sim::CaptureMode;
+    let bench = bench();
+    let Bench { sim, allocator, stream } = &bench;
+    let other = allocator.stream(sim.create_stream()).expect("stream");
+    let mut host = allocator.pin_slice(&[1_u8; 64]).expect("pinned");
+    sim.begin_capture(stream.key(), CaptureMode::Relaxed).expect("begin");
+    host.record_stream(stream);
+    sim.launch(other.key(), Work::new()).expect("never ends by itself");
+    host.record_stream(&other);
+    let Err(Error::Driver(error)) = host.as_mut_slice() else { panic!("the graph may write it") };
+    assert_eq!((error.kind, sim.unfinished()), (DriverErrorKind::Capturing, 0));
+    sim.end_capture(stream.key()).expect("the capture is whole");
+    host.as_mut_slice().expect("waits").fill(2);
+}
+
+#[test]
 fn an_announced_capture_is_not_spoilt() {
     let bench = bench();
     let Bench { sim, allocator, stream } = &bench;

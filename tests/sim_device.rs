@@ -512,9 +512,10 @@ fn a_capture_collects_work_and_forbids_waiting() {
     device.assert_clean();
 
     let event = device.create_event().unwrap();
-    let calls: [&dyn Fn() -> vramalloc::driver::Result<()>; 5] = [
+    let calls: [&dyn Fn() -> vramalloc::driver::Result<()>; 6] = [
         &|| device.free(ptr),
         &|| device.synchronize(),
+        &|| device.synchronize_stream(key),
         &|| device.query_event(event).map(drop),
         &|| device.synchronize_event(event),
         &|| {

@@ -76,12 +76,13 @@ impl<T> DeviceView<'_, T> {
         T: AnyBitPattern,
     {
         assert_same_len(self.len(), target.len());
+        self.record_stream(stream)?; // before the driver is asked, which may be another's
+        if target.is_empty() {
+            return Ok(()); // a wait would spoil a capture
+        }
         let key = key_for_use(stream, Call::CopyToHost)?;
         let device = self.allocation.device();
-        if !target.is_empty() {
-            self.record_stream(stream)?; // before the driver is asked, which may be another's
-            device.checked(check_not_captured(&device.driver, key, Call::CopyToHost))?;
-        }
+        device.checked(check_not_captured(&device.driver, key, Call::CopyToHost))?;
         // SAFETY: the slice is ours until the stream has been waited for, and any bits make valid values.
         let queued = unsafe { self.queue_to_host(target.as_mut_ptr(), stream) };
         // Waited for after a failure, too: the copy may have been queued.

@@ -82,6 +82,9 @@ impl CudaAllocator {
     /// error. If another library destroys the stream, each such buffer costs two events of cudarc's, which keep the context alive,
     /// for good, where its event tracking is in force.
     ///
+    /// No other thread may use, drop or return (as a [`CudaSliceGuard`](super::CudaSliceGuard)) buffers of such a stream while
+    /// this runs: one that has just found the stream alive would name it to CUDA after it was destroyed.
+    ///
     /// # Errors
     /// As [`CachingAllocator::retire_stream`].
     pub fn retire_stream(&self, stream: &CudaStream) -> Result<()> {

@@ -35,6 +35,8 @@ pub(crate) struct Uses {
     foreign: AtomicBool,
     /// That, and read there.
     foreign_read: AtomicBool,
+    /// Lent to cudarc for reading, so that the event for reads perhaps stands for one on a stream that nobody named.
+    lent_read: AtomicBool,
     /// The stream that recorded the event for reads.
     reader: AtomicU64,
     /// On a stream of which only the device can tell when it has passed.
@@ -71,6 +73,7 @@ impl Binding {
             events,
             foreign: AtomicBool::new(false),
             foreign_read: AtomicBool::new(false),
+            lent_read: AtomicBool::new(false),
             reader: AtomicU64::new(NOBODY),
             unreachable: AtomicBool::new(false),
         };
@@ -159,6 +162,9 @@ impl Uses {
 
     /// Notes which stream the event for reads stands for from now on.
     fn note_reader(&self, stream: StreamHandle) {
+        if self.lent_read.load(Ordering::Relaxed) {
+            return self.lose_reader(); // the event will stand for this read alone
+        }
         // Another's stream may be gone by now and its handle be a new stream's: it is known by its identity.
         let reader = if stream == handle(&self.known.cuda) {
             stream.0
@@ -169,6 +175,12 @@ impl Uses {
         if noted.is_err_and(|known| known != reader) {
             self.reader.store(SEVERAL, Ordering::Relaxed);
         }
+    }
+
+    /// Notes that the event for reads does not stand for all reads on streams that are not known.
+    fn lose_reader(&self) {
+        self.foreign_read.store(true, Ordering::Relaxed);
+        self.reader.store(SEVERAL, Ordering::Relaxed);
     }
 
     fn note_foreign(&self, access: Access) {
@@ -237,9 +249,16 @@ impl Uses {
 
     /// Notices that cudarc's own view was lent to be used on a stream, and perhaps is used on another.
     pub(super) fn notice_lent(&self, allocation: &Allocation, stream: &CudaStream, access: Access) {
+        let is_tracked = self.tracked(self.known.cuda.context()).is_some();
+        if is_tracked && access == Access::Read && self.foreign_read.load(Ordering::Relaxed) {
+            self.lose_reader(); // a read through the view takes the event from the one that it stood for
+        }
         self.notice_raw(allocation, stream, access);
-        if self.tracked(self.known.cuda.context()).is_some() {
+        if is_tracked {
             self.foreign.store(true, Ordering::Relaxed);
+            if access == Access::Read {
+                self.lent_read.store(true, Ordering::Relaxed);
+            }
         }
     }
 

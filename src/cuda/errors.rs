@@ -51,7 +51,11 @@ pub(super) unsafe fn slice_around<T>(
         // somebody else got in the way.
         let event = driver.create_event()?;
         driver.destroy_event(event)?;
-        put_back(context, parked(&*panic));
+        let parked = parked(&*panic);
+        // The one kind of error that the driver has for events now and not in a moment; then it was nobody else's.
+        if !parked.is_err_and(|error| error_kind(error.0 as i32) == DriverErrorKind::OutOfMemory) {
+            put_back(context, parked);
+        }
     }
     let why = "cudarc could not create the events that it tracks a slice by, as its context kept having errors left over \
                from other code; take them by `CudaContext::check_err`";

@@ -13,9 +13,9 @@ use std::ops::Deref;
 /// A buffer as a `CudaSlice`, to which it dereferences. Dropping it returns the memory to the cache.
 ///
 /// There is no `DerefMut`: the slice must not get out, since its own drop would free memory that is not its own. Uses
-/// through the slice are tracked by cudarc alone, whose event for reads stands for the last of them: those on other streams
-/// without its tracking, and reads on several other streams, must be announced by
-/// [`record_stream`](Self::record_stream).
+/// through the slice are tracked by cudarc alone, whose event for reads stands for the last of them, on whatever stream. So a
+/// read on another stream that is not the last read must be announced by [`record_stream`](Self::record_stream), unless a
+/// tracked write comes between; and so must every use on another stream without cudarc's tracking.
 pub struct CudaSliceGuard<T> {
     slice: ManuallyDrop<CudaSlice<T>>,
     buffer: ManuallyDrop<DeviceBuffer<T>>,
@@ -50,11 +50,9 @@ impl<T> DeviceBuffer<T> {
             let (slice, events) = unsafe { slice_around::<T>(driver, stream, self.ptr().0, self.len()) }?;
             let tracked = uses.tracked(stream.context()).and(events);
             let recorded = tracked.map_or(Ok(()), |events| driver.record_event(events.write, own));
-            if recorded.is_err() {
-                uses.known.give_up(ManuallyDrop::into_inner(slice));
-                return recorded.map(|()| unreachable!("it is an error"));
-            }
-            Ok(slice)
+            // If it could not be recorded, cudarc could not wait for it, and would keep that error: the slice is forgotten,
+            // with two events.
+            recorded.map(|()| slice)
         });
         let slice = allocation.device().checked(made.and_then(|slice| slice))?;
         Ok(CudaSliceGuard { slice, buffer: ManuallyDrop::new(self) })
@@ -71,7 +69,11 @@ fn give_up<T>(slice: CudaSlice<T>, buffer: &DeviceBuffer<T>) {
         // Waited for here, as cudarc itself does not when no stream of its own is left.
         let events = events_of(uses.known.cuda.context(), &mut slice);
         let joined = events.and_then(|events| uses.join_slice(allocation, events));
-        uses.known.give_up(slice);
+        if joined.is_ok() {
+            uses.known.give_up(slice);
+        } else {
+            std::mem::forget(slice); // cudarc would fail as well, and keep the error in its context
+        }
         joined
     });
     std::mem::forget(slice); // still there if the driver must not be asked any more
@@ -156,10 +158,13 @@ impl<T> CudaSliceLease<T> {
     /// Takes the slice back.
     ///
     /// # Errors
-    /// Both, as they were, if it is another slice.
+    /// Both, as they were, if it is another slice, or the process is a fork.
     pub fn adopt(self, slice: CudaSlice<T>) -> std::result::Result<CudaSliceGuard<T>, Box<(Self, CudaSlice<T>)>> {
-        let here = self.buffer.memory().binding.bound().uses().known.cuda.context();
-        if address_of(&slice) != Ok(self.buffer.ptr().0)
+        let known = &self.buffer.memory().binding.bound().uses().known;
+        let here = known.cuda.context();
+        // In a fork, whoever held the lock that the address is asked for under is not there any more.
+        if known.driver.is_over()
+            || address_of(&slice) != Ok(self.buffer.ptr().0)
             || slice.len() != self.buffer.len()
             || slice.stream().context() != here
         {

@@ -1,5 +1,6 @@
 //! The streams of cudarc that an allocator knows.
 
+use super::binding::is_of_the_stream;
 use super::shell::{Shell, Shells};
 use crate::driver::cuda::CudaDriver;
 use crate::driver::{Call, DevicePtr, Driver as _, DriverError, StreamHandle};
@@ -98,7 +99,7 @@ impl Shared {
             return Err(Error::WrongDevice { what: "stream", theirs, ours: self.allocator.device() });
         }
         let name = name(handle);
-        if let Some(known) = self.streams.read().get(&name) {
+        if let Some(known) = self.streams.read().get(&name).filter(|known| !known.is_retired()) {
             return Ok(Arc::clone(known));
         }
         self.retire_left();
@@ -108,26 +109,32 @@ impl Shared {
             StreamHandle::DEFAULT | StreamHandle::LEGACY | StreamHandle::PER_THREAD_DEFAULT => stream,
             _ => stream.keeping(Arc::clone(cuda) as Arc<dyn Any + Send + Sync>),
         };
-        let mut streams = self.streams.write();
-        let known = streams.entry(name).or_insert_with(|| {
-            Arc::new(Known {
-                cuda: Arc::clone(cuda),
-                stream,
-                unreachable: Arc::clone(&self.unreachable),
-                driver: Arc::clone(&self.driver),
-                shared: Arc::downgrade(self),
-                shells: Mutex::new(Shells::default()),
-                is_lasting: is_default(handle) || is_owned(cuda),
-                thread: (handle == StreamHandle::PER_THREAD_DEFAULT).then(this_thread),
-                is_handed_out: AtomicBool::new(false),
-            })
+        let new = Arc::new(Known {
+            cuda: Arc::clone(cuda),
+            stream,
+            unreachable: Arc::clone(&self.unreachable),
+            driver: Arc::clone(&self.driver),
+            shared: Arc::downgrade(self),
+            shells: Mutex::new(Shells::default()),
+            is_lasting: is_default(handle) || is_owned(cuda),
+            thread: (handle == StreamHandle::PER_THREAD_DEFAULT).then(this_thread),
+            is_handed_out: AtomicBool::new(false),
         });
-        Ok(Arc::clone(known))
+        let mut streams = self.streams.write();
+        let known = streams.entry(name).or_insert_with(|| Arc::clone(&new));
+        // One that was retired behind this list, or while it was let in again, is of no use any more. Nothing of it is dropped
+        // under the lock.
+        let stale = known.is_retired().then(|| std::mem::replace(known, Arc::clone(&new)));
+        let known = Arc::clone(known);
+        drop(streams);
+        drop((stale, new));
+        Ok(known)
     }
 
     /// The stream behind a handle in this allocator's context, if it is known or needs nobody to keep it alive.
     pub(super) fn find(self: &Arc<Self>, handle: StreamHandle) -> Option<Stream> {
-        if let Some(known) = self.streams.read().get(&name(handle)) {
+        // One that was retired behind this list may have given its handle to another.
+        if let Some(known) = self.streams.read().get(&name(handle)).filter(|known| !known.is_retired()) {
             return Some(known.stream.clone());
         }
         match handle {
@@ -189,23 +196,38 @@ impl Known {
         Arc::strong_count(&self.cuda) <= 2 + self.shells.lock().len()
     }
 
+    /// Whether the user has let go of the stream.
+    fn is_retired(&self) -> bool {
+        self.stream.pool.clock.is_retired()
+    }
+
     /// Whether the stream may be destroyed by now, so that no call may name it.
     pub(super) fn is_out_of_reach(&self) -> bool {
-        !self.is_lasting && self.stream.pool.clock.is_retired()
+        !self.is_lasting && self.is_retired()
     }
 
     /// Whether cudarc may give up a slice of this stream's, which it does by making the stream wait for the slice's events:
     /// not where that would name a stream that may be gone, or become part of a graph.
+    ///
+    /// Nor where the driver is out of order, as cudarc would keep its errors. If the driver answers here, and then refuses to
+    /// destroy an event, that does get there: it cannot be told from what others put there meanwhile.
     fn may_give_up(&self) -> bool {
-        if !self.cuda.context().is_managing_stream_synchronization() {
-            return true;
+        let waits = self.cuda.context().is_managing_stream_synchronization();
+        if self.driver.check_usable().is_err() {
+            return false;
+        }
+        if self.is_out_of_reach() {
+            return !waits;
         }
         // The handle of a thread's own default stream names the calling thread's.
         let key = match self.thread {
             None => Ok(self.stream.key()),
             Some(_) => self.driver.stream_key(StreamHandle::PER_THREAD_DEFAULT),
         };
-        !self.is_out_of_reach() && matches!(key.and_then(|key| self.driver.is_capturing(key)), Ok(false))
+        match key.and_then(|key| self.driver.is_capturing(key)) {
+            Ok(is_captured) => !(waits && is_captured),
+            Err(error) => !waits && is_of_the_stream(&error),
+        }
     }
 
     /// Gives up a slice of memory of ours. To be called in the driver's context.

@@ -140,9 +140,10 @@ unsafe impl<'a, 'b: 'a, 'c: 'b, T> PushKernelArg<&'b mut DeviceViewMut<'c, T>> f
 impl<'a, T> DeviceView<'a, T> {
     /// cudarc's own view, for the few functions that take one by value (NCCL's groups), to be used on `stream`.
     ///
-    /// Nothing tells this crate where the view is used in truth. A use on one other stream is waited for as well if cudarc's
-    /// event tracking is in force. Else, or for several streams, call this with each of them, or announce them by
-    /// [`record_stream`](Self::record_stream).
+    /// Nothing tells this crate where the view is used in truth. If it is used on one other stream instead, that is waited for
+    /// where cudarc's event tracking is in force. Else, or for several streams, call this with each of them, or announce them
+    /// by [`record_stream`](Self::record_stream). The one event that cudarc has for reads may tell of the view's or of a later
+    /// one: after a view was lent and the buffer was read again, its memory is reused only when the device has been waited for.
     ///
     /// # Panics
     /// As cudarc's traits do on a buffer that was not allocated on a stream of cudarc.
@@ -159,9 +160,9 @@ impl<'a, T> DeviceView<'a, T> {
 impl<T> DeviceViewMut<'_, T> {
     /// cudarc's own view, for the few functions that take one by value (NCCL's groups), to be used on `stream`.
     ///
-    /// Nothing tells this crate where the view is used in truth. A use on one other stream is waited for as well if cudarc's
-    /// event tracking is in force. Else, or for several streams, call this with each of them, or announce them by
-    /// [`record_stream`](Self::record_stream).
+    /// Nothing tells this crate where the view is used in truth. If it is written on one other stream instead, that is waited
+    /// for where cudarc's event tracking is in force. Else, for several streams, or if it is only read there and the buffer
+    /// is read again later, call this with each of them, or announce them by [`record_stream`](Self::record_stream).
     ///
     /// # Panics
     /// As cudarc's traits do on a buffer that was not allocated on a stream of cudarc.

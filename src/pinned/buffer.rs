@@ -1,6 +1,6 @@
 //! Page-locked buffers, and copies from and to them.
 
-use super::blocks::{HostBlock, Waits, wait};
+use super::blocks::{HostBlock, Waits};
 use super::pool::HostPool;
 use super::size::GRANULE;
 use crate::Stream;
@@ -155,7 +155,26 @@ impl<T> PinnedBuffer<T> {
     /// Waits for the device's writes, or with `reads` for all that it does to the buffer. No lock is held meanwhile.
     pub(super) fn settle(&self, reads: bool) -> Result<()> {
         let waits = waits_of(&self.uses.lock(), reads);
-        wait(&waits)?;
+        self.settle_all(reads, waits)
+    }
+
+    /// The same before a copy on a stream. What the buffer was used for there comes before by itself. A copy that is captured
+    /// runs when the graph is launched: whoever does that orders it.
+    pub(super) fn settle_for(&self, reads: bool, clock: &Arc<StreamClock>) -> Result<()> {
+        let mut waits = waits_of(&self.uses.lock(), reads);
+        waits.retain(|(used, epoch)| !(Arc::ptr_eq(used, clock) || used.has_passed(*epoch)));
+        if waits.is_empty() || self.pool.is_captured(clock)? {
+            return Ok(());
+        }
+        self.settle_all(reads, waits)
+    }
+
+    fn settle_all(&self, reads: bool, waits: Waits) -> Result<()> {
+        let mut waited = Ok(());
+        for (clock, epoch) in &waits {
+            waited = waited.and(clock.wait(*epoch)); // though one may be captured: the others run now
+        }
+        waited?;
         let passed = |used: &Use| used.epoch.is_some_and(|epoch| used.clock.has_passed(epoch));
         let mut uses = self.uses.lock();
         for used in uses.iter_mut().filter(|used| reads || used.writes) {
@@ -243,7 +262,7 @@ impl<T> DeviceViewMut<'_, T> {
     {
         assert_same_len(source.len(), self.len());
         key_for_use(stream, Call::CopyToDevice)?;
-        source.settle(false)?;
+        source.settle_for(false, &stream.pool.clock)?;
         // SAFETY: the values stay as they are until the copy has passed: the buffer waits for what is recorded here before
         // it lets anyone write, and before it is used again.
         let queued = unsafe { self.queue_from_host(source.as_ptr(), stream) };
@@ -284,7 +303,7 @@ impl<T> DeviceView<'_, T> {
     {
         assert_same_len(self.len(), target.len());
         key_for_use(stream, Call::CopyToHost)?;
-        target.settle(true)?;
+        target.settle_for(true, &stream.pool.clock)?;
         // SAFETY: the buffer waits for what is recorded here before anyone gets to its values.
         let queued = unsafe { self.queue_to_host(target.address(), stream) };
         target.record(&stream.pool.clock, Some(stream.pool.clock.now()), true);

@@ -1,6 +1,7 @@
 //! Page-locked buffers as cudarc's `HostSlice`.
 
 use super::PinnedBuffer;
+use crate::driver::DriverErrorKind;
 use crate::error::Error;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 
@@ -8,10 +9,16 @@ impl<T> PinnedBuffer<T> {
     /// Waits for what stands in the way of a copy, and notes the stream that it will run on; the guard waits for it if
     /// nothing else could.
     fn lend<'a>(&self, stream: &'a CudaStream, writes: bool) -> SyncOnDrop<'a> {
-        if let Err(Error::Driver(error)) = self.settle(writes) {
+        let known = self.pool().cuda.get().and_then(|shared| shared.upgrade()?.find_in(stream));
+        let settled = match &known {
+            Some(known) => self.settle_for(writes, &known.pool.clock),
+            None => self.settle(writes),
+        };
+        if let Err(Error::Driver(error)) = settled
+            && error.kind != DriverErrorKind::Capturing
+        {
             self.pool().defer(error);
         }
-        let known = self.pool().cuda.get().and_then(|shared| shared.upgrade()?.find_in(stream));
         match known {
             Some(known) => {
                 self.record(&known.pool.clock, None, writes);
@@ -31,15 +38,15 @@ impl<T> HostSlice<T> for PinnedBuffer<T> {
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
         let guard = self.lend(stream, false);
-        // SAFETY: the block has so many valid values, which nothing writes while they are borrowed: what the device wrote
-        // has been waited for.
+        // SAFETY: the block has so many valid values. What the device writes has been waited for, or comes before the copy on
+        // its stream; the caller's promise is that they are used there.
         (unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }, guard)
     }
 
     unsafe fn stream_synced_mut_slice<'a>(&'a mut self, stream: &'a CudaStream) -> (&'a mut [T], SyncOnDrop<'a>) {
         let guard = self.lend(stream, true);
-        // SAFETY: as above; nothing on the device uses them any more either. The caller's promise is that only the device
-        // writes, all of whose bytes are initialized.
+        // SAFETY: as above, and what the device reads, too. The caller's promise is that only the device writes, all of whose
+        // bytes are initialized.
         (unsafe { std::slice::from_raw_parts_mut(self.values_ptr(), self.len()) }, guard)
     }
 }

@@ -6,6 +6,7 @@ use crate::config::{Config, OnPending};
 use crate::device::Device;
 use crate::driver::{Driver, DriverError, DriverErrorKind, HostPtr};
 use crate::error::{Error, Result};
+use crate::event::StreamClock;
 use crate::process;
 use crate::stats::Stat;
 use crate::sync::Mutex;
@@ -55,6 +56,11 @@ impl HostPool {
         if let Some(device) = self.device.upgrade() {
             device.defer(error);
         }
+    }
+
+    /// Whether a stream is captured, so that what is queued on it does not run now.
+    pub(super) fn is_captured(&self, clock: &StreamClock) -> Result<bool> {
+        self.checked(self.driver.is_capturing(clock.key))
     }
 
     fn checked<T>(&self, result: std::result::Result<T, DriverError>) -> Result<T> {
@@ -164,7 +170,8 @@ impl HostPool {
         }
     }
 
-    /// Gives unused memory back, or waits for the copies that were queued first; false if neither helps.
+    /// Gives unused memory back, or waits for the copies that were queued first, of those that can be waited for; false if
+    /// neither helps.
     fn make_room(&self, class: u64) -> Result<bool> {
         if self.is_held_up() {
             return Ok(false);
@@ -173,23 +180,28 @@ impl HostPool {
         let mut state = self.state.lock();
         self.checked(state.poll())?;
         let unused = state.take_unused(excess);
-        let oldest = state.pending.front().map(|entry| entry.waits.clone());
-        drop(state);
         if !unused.is_empty() {
+            drop(state);
             return self.give_back(unused).map(|_| true);
         }
-        match oldest {
-            Some(waits) if self.may_wait => self.wait_for(&waits),
-            _ => Ok(false),
+        let pending: Vec<Waits> = state.pending.iter().map(|entry| entry.waits.clone()).collect();
+        drop(state);
+        for waits in pending.iter().filter(|_| self.may_wait) {
+            if self.wait_for(waits)? {
+                return Ok(true);
+            }
         }
+        Ok(false)
     }
 
     /// Waits for copies; false if a capture forbids it.
     fn wait_for(&self, waits: &Waits) -> Result<bool> {
-        self.state.lock().stats.num_waits += 1;
         match wait(waits) {
             Err(error) if error.kind == DriverErrorKind::Capturing => Ok(false),
-            waited => self.checked(waited).map(|()| true),
+            waited => {
+                self.state.lock().stats.num_waits += 1;
+                self.checked(waited).map(|()| true)
+            }
         }
     }
 

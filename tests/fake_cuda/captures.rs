@@ -72,3 +72,55 @@ fn with_tracking_a_wait_for_what_came_before_spoils_a_capture() {
     assert!(!is_whole);
     bench.fake.violations(); // the device has noted it
 }
+
+#[test]
+fn copies_of_nothing_spoil_no_capture() {
+    let Some(bench) = bench("copies_of_nothing_spoil_no_capture") else { return };
+    let bench = bench.without_tracking();
+    let (stream, _other) = bench.streams();
+    let mut x = bench.memory.alloc_zeros::<u8>(100, &stream).expect("zeros");
+    bench.context.synchronize().expect("synchronize");
+    let is_whole = captured(&stream, || {
+        assert!(x.slice(..0).to_vec().expect("nothing to wait for").is_empty());
+        x.slice_mut(..0).copy_from_slice(&[]).expect("nothing to copy");
+    });
+    assert!(is_whole);
+}
+
+/// What was used before the capture, and has passed for all but the allocator, is used again in it: twice, by either kind
+/// of copy.
+#[test]
+fn page_locked_memory_of_a_warm_up_is_copied_to_in_a_capture() {
+    let Some(bench) = bench("page_locked_memory_of_a_warm_up_is_copied_to_in_a_capture") else { return };
+    for warmed_elsewhere in [false, true] {
+        let (stream, other) = bench.streams();
+        let [known, elsewhere] = [&stream, &other].map(|stream| bench.memory.stream(stream).expect("stream"));
+        let x = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("zeros");
+        let [mut ours, mut theirs] = [(); 2].map(|()| bench.memory.pin_slice(&vec![1_u8; BYTES]).expect("pinned"));
+        bench.context.synchronize().expect("synchronize");
+        let (warm, warm_bare) = if warmed_elsewhere { (&elsewhere, &other) } else { (&known, &stream) };
+        x.as_view().copy_to_pinned_on(&mut ours, warm).expect("warm-up");
+        warm_bare.memcpy_dtoh(&x, &mut theirs).expect("warm-up");
+        bench.context.synchronize().expect("synchronize");
+        let pool = bench.memory.private_pool();
+        let capturing = pool.capture();
+        // SAFETY: all that follows is on one stream.
+        unsafe { bench.context.disable_event_tracking() };
+        let is_whole = captured(&stream, || {
+            for _ in 0..2 {
+                x.copy_to_pinned(&mut ours).expect("ours");
+                stream.memcpy_dtoh(&x, &mut theirs).expect("cudarc's");
+            }
+        });
+        // SAFETY: as above.
+        unsafe { bench.context.enable_event_tracking() };
+        drop(capturing);
+        assert!(is_whole, "nothing has spoilt it; warmed elsewhere: {warmed_elsewhere}");
+        assert_eq!(bench.memory.take_deferred_error(), None);
+        x.copy_to_pinned(&mut theirs).expect("after the capture");
+        assert_eq!(theirs.as_slice().expect("waits")[BYTES - 1], 0);
+        drop((x, ours, theirs, pool));
+        assert!(bench.memory.empty_host_cache().expect("empty") > 0);
+        assert_eq!(bench.memory.host_memory_stats().reserved_bytes.current, 0);
+    }
+}

@@ -113,3 +113,88 @@ fn buffers_outlive_the_allocator() {
     assert_eq!(x.to_vec().expect("download"), [0; 100]);
     drop(x);
 }
+
+const CONTEXT_LOST: i32 = 700;
+
+extern "C" fn nothing() -> i32 {
+    0
+}
+
+/// Makes each of the functions fail from now on.
+fn break_down(bench: &Bench, functions: &[(&str, extern "C" fn() -> i32)]) {
+    functions.iter().for_each(|&(function, broken)| bench.fake.hook(function, broken));
+}
+
+fn again(function: &str, broken: extern "C" fn() -> i32) -> i32 {
+    if let Ok(fake) = crate::fake::load() {
+        fake.hook(function, broken);
+    }
+    CONTEXT_LOST
+}
+
+extern "C" fn no_wait() -> i32 {
+    again("cuStreamWaitEvent", no_wait)
+}
+
+extern "C" fn no_destruction() -> i32 {
+    again("cuEventDestroy_v2", no_destruction)
+}
+
+extern "C" fn no_answer() -> i32 {
+    again("cuStreamIsCapturing", no_answer)
+}
+
+#[test]
+fn an_event_that_is_created_after_all_leaves_no_error() {
+    let Some(bench) = bench("an_event_that_is_created_after_all_leaves_no_error") else { return };
+    let (stream, _other) = bench.streams();
+    bench.fake.hook("cuEventCreate", refuse);
+    let x = bench.memory.alloc_zeros::<u8>(100, &stream).expect("the next attempt works");
+    assert_eq!(bench.context.check_err(), Ok(()), "it was nobody else's");
+    assert_eq!(x.to_vec().expect("download"), [0; 100]);
+}
+
+#[test]
+fn waits_that_fail_at_a_slices_end_are_ours_to_report() {
+    let Some(bench) = bench("waits_that_fail_at_a_slices_end_are_ours_to_report") else { return };
+    let (stream, _other) = bench.streams();
+    let x = bench.memory.alloc_zeros::<u8>(100, &stream).expect("zeros").into_cuda_slice().expect("slice");
+    break_down(&bench, &[("cuStreamWaitEvent", no_wait)]);
+    drop(x);
+    bench.fake.hook("cuStreamWaitEvent", nothing);
+    let error = bench.memory.take_deferred_error().expect("what stood in the way");
+    assert_eq!(error.call, Call::StreamWait, "{error}");
+    assert_eq!(bench.context.check_err(), Ok(()), "and cudarc has heard nothing of it");
+}
+
+#[test]
+fn a_driver_out_of_order_parks_nothing_where_cudarc_waits_for_nothing() {
+    let Some(bench) = bench("a_driver_out_of_order_parks_nothing_where_cudarc_waits_for_nothing") else { return };
+    let (stream, _other) = bench.streams();
+    drop(bench.memory.alloc_zeros::<u8>(100, &stream).expect("its events are kept"));
+    let bench = bench.without_tracking();
+    break_down(&bench, &[("cuStreamIsCapturing", no_answer), ("cuEventDestroy_v2", no_destruction)]);
+    bench.memory.retire_stream(&stream).expect_err("the driver is out of order");
+    break_down(&bench, &[("cuStreamIsCapturing", nothing), ("cuEventDestroy_v2", nothing)]);
+    drop(bench.memory.take_deferred_error());
+    assert_eq!(bench.context.check_err(), Ok(()));
+}
+
+extern "C" fn lost() -> i32 {
+    CONTEXT_LOST
+}
+
+#[test]
+fn a_lost_device_parks_nothing_on_the_default_stream() {
+    let Some(bench) = bench("a_lost_device_parks_nothing_on_the_default_stream") else { return };
+    let stream = bench.context.default_stream();
+    let x = bench.memory.alloc_zeros::<u8>(100, &stream).expect("zeros");
+    bench.fake.hook("cuMemcpyDtoHAsync_v2", lost);
+    x.to_vec().expect_err("the device is lost");
+    drop(x);
+    bench.fake.hook("cuEventDestroy_v2", no_destruction);
+    let retired = bench.memory.retire_stream(&stream);
+    bench.fake.hook("cuEventDestroy_v2", nothing);
+    eprintln!("retired: {retired:?}, deferred: {:?}", bench.memory.take_deferred_error());
+    assert_eq!(bench.context.check_err(), Ok(()));
+}

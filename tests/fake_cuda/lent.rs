@@ -130,3 +130,51 @@ fn a_slice_returned_during_a_capture_does_not_break_it() {
     bench.memory.empty_cache().expect("empty cache");
     assert_eq!(bench.memory.memory_stats().active.all.current, 0, "the device was waited for");
 }
+
+#[test]
+fn a_cuda_view_is_waited_for_though_the_buffer_is_read_again() {
+    let Some(bench) = bench("a_cuda_view_is_waited_for_though_the_buffer_is_read_again") else { return };
+    for reads_by_cudarc in [false, true] {
+        let (stream, other) = bench.streams();
+        let x = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("zeros");
+        read(&bench, &other, &x.slice(..).cuda_view(&stream));
+        if reads_by_cudarc {
+            assert_eq!(stream.clone_dtoh(&x.slice(..1)).expect("cudarc's"), [0]);
+        } else {
+            assert_eq!(x.slice(..1).to_vec().expect("ours"), [0]);
+        }
+        drop(x);
+        reuse_bare(&bench, &stream, &format!("lent, then read by cudarc: {reads_by_cudarc}"));
+        bench.context.synchronize().expect("synchronize");
+        bench.memory.empty_cache().expect("empty cache");
+        assert_eq!(bench.memory.memory_stats().active.all.current, 0);
+    }
+}
+
+#[test]
+fn a_reader_that_is_not_known_counts_though_a_view_was_lent_in_its_name() {
+    let Some(bench) = bench("a_reader_that_is_not_known_counts_though_a_view_was_lent_in_its_name") else {
+        return;
+    };
+    let (stream, one) = bench.streams();
+    let (two, _) = bench.streams();
+    let mut x = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("zeros");
+    launch(&bench, &one, &mut x, Use::Reading);
+    read(&bench, &two, &x.slice(..).cuda_view(&one));
+    drop(x);
+    reuse_bare(&bench, &stream, "the event stands for the view's use alone");
+    bench.context.synchronize().expect("synchronize");
+}
+
+#[test]
+fn an_announced_read_through_a_slice_counts_though_another_follows() {
+    let Some(bench) = bench("an_announced_read_through_a_slice_counts_though_another_follows") else { return };
+    let (stream, other) = bench.streams();
+    let x = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("zeros").into_cuda_slice().expect("slice");
+    read(&bench, &other, &x.as_view());
+    x.record_stream(&other);
+    assert_eq!(stream.clone_dtoh(&x.slice(..1)).expect("the last read"), [0]);
+    drop(x);
+    reuse_bare(&bench, &stream, "a slice, read elsewhere and then on its own stream");
+    bench.context.synchronize().expect("synchronize");
+}

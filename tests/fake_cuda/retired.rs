@@ -98,3 +98,20 @@ fn a_stream_of_cudarcs_own_can_be_retired_while_buffers_live() {
     assert_eq!(bench.memory.memory_reserved(), 0);
     assert!(events() - before <= 2, "cudarc's events went with the buffer; those of clocks are kept for reuse");
 }
+
+#[test]
+fn a_stream_that_was_retired_behind_the_list_is_known_anew() {
+    let Some(bench) = bench("a_stream_that_was_retired_behind_the_list_is_known_anew") else { return };
+    let stream = borrowed(&bench);
+    let before = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("zeros");
+    let known = bench.memory.stream(&stream).expect("stream");
+    bench.memory.allocator().retire_stream(&known).expect("retire");
+    let after = bench.memory.alloc_zeros::<u8>(BYTES, &stream).expect("a stream like any other");
+    assert_eq!(after.slice(..2).to_vec().expect("download"), [0; 2]);
+    refused(before.to_vec());
+    drop((before, after));
+    retire_and_destroy(&bench, &stream);
+    bench.context.synchronize().expect("synchronize");
+    bench.memory.empty_cache().expect("empty cache");
+    assert_eq!(bench.memory.memory_reserved(), 0, "nothing is stranded");
+}

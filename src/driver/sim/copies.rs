@@ -57,9 +57,7 @@ impl State {
             return self.transfer(Call::CopyToHost, key, bytes, work, Some(Effect::ToHost(host)));
         }
         self.transfer(Call::CopyToHost, key, bytes, work, None)?;
-        if self.capture_of(key)?.is_some() {
-            return Err(Refusal::capturing("a copy to pageable memory was captured, which waits"));
-        }
+        self.forbid_captured(key, "a copy to pageable memory was captured, which waits")?;
         let horizon = self.timeline.horizon(key.id);
         self.wait(&horizon);
         let pieces = self.locate(source, bytes, false)?;
@@ -95,9 +93,7 @@ impl State {
 
     pub(super) fn synchronize_stream(&mut self, key: StreamKey) -> Result<(), Refusal> {
         self.reach(key)?;
-        if self.capture_of(key)?.is_some() {
-            return Err(Refusal::capturing("the host waited for a captured stream"));
-        }
+        self.forbid_captured(key, "the host waited for a captured stream")?;
         let horizon = self.timeline.horizon(key.id);
         self.wait(&horizon);
         Ok(())

@@ -64,6 +64,17 @@ impl State {
         self.timeline.stream(key.id).map(|stream| stream.capture).ok_or_else(no_stream)
     }
 
+    /// Breaks the capture of a stream, if there is one, by a call that may not be made during it.
+    pub(super) fn forbid_captured(&mut self, key: StreamKey, what: &'static str) -> Result<(), Refusal> {
+        match self.capture_of(key)? {
+            None => Ok(()),
+            Some(number) => {
+                self.captures.invalidate(number);
+                Err(Refusal::capturing(what))
+            }
+        }
+    }
+
     pub(super) fn record_event(&mut self, event: EventHandle, key: StreamKey) -> Result<(), Refusal> {
         self.reach(key)?;
         let capture = self.capture_of(key)?;
