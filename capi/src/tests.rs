@@ -432,7 +432,7 @@ fn the_first_of_two_captures_into_a_pool_may_end_first() {
 }
 
 #[test]
-fn a_capture_without_memory_may_end_first() {
+fn the_second_of_two_captures_may_allocate_after_the_first_has_ended() {
     let torch = torch();
     let (a, b) = (torch.stream(), torch.stream());
     [a, b].into_iter().for_each(|stream| torch.free(torch.alloc(4 * MIB, stream)));
@@ -440,7 +440,7 @@ fn a_capture_without_memory_may_end_first() {
         vram_torch_begin_allocate_to_pool(0, pool(42), null_mut());
         torch.sim.begin_capture(stream, CaptureMode::Relaxed).unwrap();
     }
-    torch.free(torch.alloc(4 * MIB, b));
+    torch.free(torch.alloc(4 * MIB, a));
     torch.sim.end_capture(a).unwrap();
     vram_torch_end_allocate_to_pool(0, pool(42));
     let captured = torch.alloc(8 * MIB, b);
