@@ -45,6 +45,9 @@ int main(int argc, char **argv) {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, use, &round) == 0 && pthread_join(thread, NULL) == 0);
         CHECK(dlclose(library) == 0);
+        // It stays: what it has registered may be called.
+        library = dlopen(argv[1], RTLD_NOW | RTLD_NOLOAD);
+        CHECK(library && dlclose(library) == 0);
         const pid_t pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) exit(0);
