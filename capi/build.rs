@@ -3,6 +3,11 @@
 use std::path::PathBuf;
 
 fn main() {
+    // Never unloaded: the ends of threads and of the process call what is registered here (thread-local values, `exit.rs`), and
+    // what is allocated stays in use.
+    if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
+        println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    }
     println!("cargo::rerun-if-changed=src");
     println!("cargo::rerun-if-changed=cbindgen.toml");
     let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));

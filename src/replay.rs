@@ -84,9 +84,12 @@ impl<'a> Replay<'a> {
             .map(|handle| allocator.stream(*handle))
             .collect::<Result<Vec<_>, _>>()?;
         let mut private: BTreeMap<u32, PrivatePool> = BTreeMap::new();
-        let streams = streams.into_iter().zip(&trace.private).map(|(stream, pool)| match pool {
-            Some(pool) => private.entry(*pool).or_insert_with(|| allocator.private_pool()).stream(&stream),
-            None => Ok(stream),
+        let streams = streams.into_iter().enumerate().map(|(index, stream)| {
+            // Whoever added a stream need not have said that it has ordinary memory.
+            match trace.private.get(index).copied().flatten() {
+                Some(pool) => private.entry(pool).or_insert_with(|| allocator.private_pool()).stream(&stream),
+                None => Ok(stream),
+            }
         });
         let streams = streams.collect::<Result<Vec<_>, _>>()?;
         let slots = std::iter::repeat_with(|| None).take(trace.allocations).collect();

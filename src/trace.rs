@@ -37,6 +37,7 @@ pub enum Event {
 
 /// A recorded run.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Trace {
     /// The file's name without its endings.
     pub name: String,

@@ -365,8 +365,8 @@ void vram_torch_empty_cache(void);
 // For `set_memory_fraction_fn`: `torch.cuda.set_per_process_memory_fraction`.
 void vram_torch_set_memory_fraction(double fraction, int ordinal);
 
-// For `set_begin_allocate_to_pool`: a capture into the pool is about to begin. `filter`, a C++ object of the caller's,
-// is not looked at.
+// For `set_begin_allocate_to_pool`: a capture into the pool is about to begin. (0, 0) means no pool, and is refused. `filter`,
+// a C++ object of the caller's, is not looked at.
 void vram_torch_begin_allocate_to_pool(int ordinal,
                                        vram_pool_id pool,
                                        void *filter);

@@ -161,14 +161,18 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
     }
 }
 
-/// Says something on standard error. Takes no lock, since a forked child says things, too. Standard error may be closed;
-/// then there is nobody to tell.
+/// Says something on standard error. Takes no lock, since a forked child says things, too, and no descriptor, of which there may
+/// be none left. Standard error may be closed; then there is nobody to tell.
 pub(crate) fn say(text: &str) {
     use std::io::Write;
     let text = format!("{text}\n");
     #[cfg(unix)]
-    let stderr = std::os::fd::AsFd::as_fd(&std::io::stderr()).try_clone_to_owned().map(std::fs::File::from);
+    {
+        use std::os::fd::{AsRawFd, FromRawFd};
+        // SAFETY: the descriptor stays its owner's: it is only written to, and `ManuallyDrop` never closes it.
+        let stderr = unsafe { std::fs::File::from_raw_fd(std::io::stderr().as_raw_fd()) };
+        let _ = std::mem::ManuallyDrop::new(stderr).write_all(text.as_bytes());
+    }
     #[cfg(not(unix))]
-    let stderr = std::io::Result::Ok(std::io::stderr());
-    let _ = stderr.and_then(|mut stderr| stderr.write_all(text.as_bytes()));
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }

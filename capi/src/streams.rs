@@ -90,6 +90,11 @@ impl Streams {
         Ok(self.known.write().entry(handle).or_insert(stream).clone())
     }
 
+    /// Those that were seen and not retired, but for the threads' own.
+    pub(crate) fn known(&self) -> Vec<Stream> {
+        self.known.read().values().cloned().collect()
+    }
+
     /// Retires the stream, if it is known.
     pub(crate) fn retire(&self, allocator: &CachingAllocator, handle: u64) -> Result<()> {
         let handle = named(handle).0;

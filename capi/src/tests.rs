@@ -60,6 +60,16 @@ impl Torch {
         vram_torch_free(ptr, 1, 0, null_mut());
     }
 
+    /// The pool of the segment that an address is in.
+    fn pool_id(&self, ptr: *mut c_void) -> (u64, u64) {
+        let address = ptr.addr() as u64;
+        let segments = self.device.allocator.pytorch_snapshot().segments;
+        let within = segments
+            .iter()
+            .find(|segment| (segment.address..segment.address + segment.total_size).contains(&address));
+        within.expect("it is in a segment").segment_pool_id
+    }
+
     fn launch(&self, stream: StreamHandle, ptr: *mut c_void, bytes: usize) {
         self.sim.launch(stream, Work::writing(DevicePtr(ptr.addr() as u64), bytes as u64)).unwrap();
     }
@@ -281,12 +291,7 @@ fn a_pool_may_be_captured_into_twice_at_once() {
     vram_torch_end_allocate_to_pool(0, pool(31));
     // The first one goes on, with memory that nobody else gets.
     let captured = torch.alloc(8 * MIB, a);
-    let segments = torch.device.allocator.pytorch_snapshot().segments;
-    let within = segments.iter().find(|segment| {
-        segment.address <= captured.addr() as u64
-            && (captured.addr() as u64) < segment.address + segment.total_size
-    });
-    assert_eq!(within.unwrap().segment_pool_id, (31, 0), "the id is PyTorch's");
+    assert_eq!(torch.pool_id(captured), (31, 0), "the id is PyTorch's");
     torch.free(captured);
     torch.sim.end_capture(a).unwrap();
     vram_torch_end_allocate_to_pool(0, pool(31));
@@ -400,4 +405,84 @@ fn the_processes_allocator_has_a_handle() {
         assert_eq!(vram_free(handle, x, 1000, 0, null_mut()), Status::Ok);
     }
     assert_eq!(vram_destroy(handle), Status::InvalidArgument);
+}
+
+#[test]
+fn the_first_of_two_captures_into_a_pool_may_end_first() {
+    let torch = torch();
+    let (a, b) = (torch.stream(), torch.stream());
+    // Known streams.
+    [a, b].into_iter().for_each(|stream| torch.free(torch.alloc(4 * MIB, stream)));
+    for stream in [a, b] {
+        vram_torch_begin_allocate_to_pool(0, pool(41), null_mut());
+        torch.sim.begin_capture(stream, CaptureMode::Relaxed).unwrap();
+        torch.free(torch.alloc(4 * MIB, stream));
+    }
+    torch.sim.end_capture(a).unwrap();
+    vram_torch_end_allocate_to_pool(0, pool(41));
+    let captured = torch.alloc(8 * MIB, b);
+    let id = torch.pool_id(captured);
+    torch.free(captured);
+    torch.sim.end_capture(b).unwrap();
+    vram_torch_end_allocate_to_pool(0, pool(41));
+    vram_torch_release_pool(0, pool(41));
+    vram_torch_release_pool(0, pool(41));
+    vram_torch_empty_cache();
+    assert_eq!(id, (41, 0), "the second capture's memory must be the pool's");
+}
+
+#[test]
+fn the_second_of_two_captures_may_allocate_after_the_first_has_ended() {
+    let torch = torch();
+    let (a, b) = (torch.stream(), torch.stream());
+    [a, b].into_iter().for_each(|stream| torch.free(torch.alloc(4 * MIB, stream)));
+    for stream in [a, b] {
+        vram_torch_begin_allocate_to_pool(0, pool(42), null_mut());
+        torch.sim.begin_capture(stream, CaptureMode::Relaxed).unwrap();
+    }
+    torch.free(torch.alloc(4 * MIB, a));
+    torch.sim.end_capture(a).unwrap();
+    vram_torch_end_allocate_to_pool(0, pool(42));
+    let captured = torch.alloc(8 * MIB, b);
+    let id = torch.pool_id(captured);
+    torch.free(captured);
+    torch.sim.end_capture(b).unwrap();
+    vram_torch_end_allocate_to_pool(0, pool(42));
+    [0, 1].into_iter().for_each(|_| vram_torch_release_pool(0, pool(42)));
+    vram_torch_empty_cache();
+    assert_eq!(id, (42, 0));
+    assert_eq!(torch.stats().reserved_bytes.all.current, 0);
+}
+
+#[test]
+fn captures_of_one_thread_do_not_mix() {
+    let torch = torch();
+    let streams = [torch.stream(), torch.stream()];
+    streams.into_iter().for_each(|stream| torch.free(torch.alloc(4 * MIB, stream)));
+    for (stream, number) in streams.into_iter().zip([51, 52]) {
+        vram_torch_begin_allocate_to_pool(0, pool(number), null_mut());
+        torch.sim.begin_capture(stream, CaptureMode::Relaxed).unwrap();
+    }
+    // Only now the first of them allocates.
+    let captured = streams.map(|stream| torch.alloc(4 * MIB, stream));
+    let ids = captured.map(|ptr| torch.pool_id(ptr));
+    for (index, number) in [51, 52].into_iter().enumerate() {
+        torch.free(captured[index]);
+        torch.sim.end_capture(streams[index]).unwrap();
+        vram_torch_end_allocate_to_pool(0, pool(number));
+        vram_torch_release_pool(0, pool(number));
+    }
+    vram_torch_empty_cache();
+    assert_eq!(ids, [(51, 0), (52, 0)]);
+    assert_eq!(torch.stats().reserved_bytes.all.current, 0);
+}
+
+#[test]
+fn no_pool_is_none_to_capture_into() {
+    let torch = torch();
+    vram_torch_begin_allocate_to_pool(0, pool(0), null_mut());
+    assert!(last_error().contains("(0, 0) means no pool"), "{}", last_error());
+    assert!(!torch.device.routes.any());
+    vram_torch_end_allocate_to_pool(0, pool(0));
+    assert!(last_error().contains("no capture into pool (0, 0)"), "{}", last_error());
 }

@@ -123,14 +123,14 @@ pub extern "C" fn vram_torch_set_memory_fraction(fraction: f64, ordinal: c_int) 
     });
 }
 
-/// For `set_begin_allocate_to_pool`: a capture into the pool is about to begin. `filter`, a C++ object of the caller's,
-/// is not looked at.
+/// For `set_begin_allocate_to_pool`: a capture into the pool is about to begin. (0, 0) means no pool, and is refused. `filter`,
+/// a C++ object of the caller's, is not looked at.
 #[unsafe(no_mangle)]
 pub extern "C" fn vram_torch_begin_allocate_to_pool(ordinal: c_int, pool: PoolId, filter: *mut c_void) {
     let _ = filter;
     told("beginning a capture", || {
         let device = device(ordinal)?;
-        device.routes.begin(&device.allocator, (pool.first, pool.second))
+        device.routes.begin(&device.allocator, &device.streams, (pool.first, pool.second))
     });
 }
 

@@ -79,7 +79,7 @@ except vramalloc.Error as error:
 fn the_history_serves_pytorchs_functions_too() {
     python(
         r#"
-import ctypes, types, vramalloc
+import ctypes, pathlib, pickle, types, vramalloc
 torch = types.SimpleNamespace()
 torch.cuda = types.SimpleNamespace(_utils=types.SimpleNamespace(_get_device_index=lambda device, optional: device or 0))
 names = "memory_stats", "_record_memory_history", "_snapshot", "memory_summary", "memory_snapshot"
@@ -91,11 +91,17 @@ memory._record_memory_history(max_entries=2**63 - 1)
 library.call("vram_alloc", handle, 1000, 0, None, ctypes.byref(ptr))
 whole = memory._snapshot()
 assert any(entry["action"] == "alloc" for entry in whole["device_traces"][0]), whole
-assert memory.memory_snapshot() == whole["segments"]
+assert memory.memory_snapshot() == memory.memory_snapshot((0, 0)) == whole["segments"]
+assert memory.memory_snapshot(mempool_id=(5, 0)) == []
 assert "from small pool" not in memory.memory_summary(None, True)
 memory._record_memory_history("state")
 assert memory._snapshot()["device_traces"] == [[]]
 memory._record_memory_history(enabled=None)
+# Private pools' segments, which a simulated device has during captures only.
+segments = [{"segment_pool_id": pool} for pool in ((0, 0), (5, 0), (0, 5))]
+vramalloc.snapshot = lambda path: pathlib.Path(path).write_bytes(pickle.dumps({"segments": segments}))
+assert memory.memory_snapshot() == segments
+assert memory.memory_snapshot(mempool_id=(5, 0)) == memory.memory_snapshot([5, 0], False) == segments[1:2]
 "#,
     );
 }
@@ -126,6 +132,7 @@ with tempfile.TemporaryDirectory() as folder:
     (entries,) = pickle.load(open(path, "rb"))["device_traces"]
 peak = bench.at_peak(entries, stats["reserved_bytes.all.peak"])
 assert (peak["allocated"], peak["pending"]) == (65 << 20, 0), peak
+assert bench.told(bench.at_peak([], 0)).endswith("0.0 MiB allocated, 0.0 pending, 0.0 free")
 assert bench.at_peak(entries[20:], stats["reserved_bytes.all.peak"]) is None
 print(bench.told(peak))
 print(bench.slack_of("segments:expandable, slack:1.05"), bench.slack_of("segments:expandable"))

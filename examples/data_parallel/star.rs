@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// How long a rank waits for the others to come.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long it may take to say its number, once connected.
+const GREETING: Duration = Duration::from_secs(5);
+
 /// Which of how many a rank is.
 pub struct Place {
     pub rank: usize,
@@ -50,14 +53,25 @@ impl Star {
         let mut peers = Vec::new();
         if let Some(listener) = listener {
             let mut arrived: Vec<Option<TcpStream>> = (1..place.world).map(|_| None).collect();
-            for _ in 1..place.world {
-                let mut peer = accept(&listener, place)?;
+            let begin = Instant::now();
+            while arrived.iter().any(Option::is_none) {
+                let mut peer = accept(&listener, place, begin)?;
                 let mut rank = [0; 8];
-                peer.read_exact(&mut rank)?;
-                let rank = u64::from_le_bytes(rank) as usize;
-                let seat = rank.checked_sub(1).and_then(|index| arrived.get_mut(index));
-                let seat = seat.filter(|seat| seat.is_none()).ok_or(format!("a second or unknown rank {rank}"))?;
-                *seat = Some(peer);
+                // A rank says its number at once. Others may connect, too: they are sent away, and not waited for.
+                peer.set_read_timeout(Some(GREETING))?;
+                if let Err(error) = peer.read_exact(&mut rank) {
+                    eprintln!("a connection to {} is not a rank's: {error}", place.address);
+                    continue;
+                }
+                peer.set_read_timeout(None)?;
+                let rank = u64::from_le_bytes(rank);
+                let seat = usize::try_from(rank).ok().and_then(|rank| arrived.get_mut(rank.checked_sub(1)?));
+                match seat.filter(|seat| seat.is_none()) {
+                    Some(seat) => *seat = Some(peer),
+                    None => {
+                        eprintln!("a second or unknown rank {rank} came to {}, and is sent away", place.address)
+                    }
+                }
             }
             peers.extend(arrived.into_iter().flatten());
         } else {
@@ -103,27 +117,27 @@ impl Star {
 }
 
 /// Another rank may not be there yet, or never come.
-fn accept(listener: &TcpListener, place: &Place) -> Result<TcpStream> {
+fn accept(listener: &TcpListener, place: &Place, begin: Instant) -> Result<TcpStream> {
     listener.set_nonblocking(true)?;
-    let begin = Instant::now();
-    loop {
+    while begin.elapsed() < PATIENCE {
         match listener.accept() {
             Ok((peer, _)) => {
                 peer.set_nonblocking(false)?; // which it may have from the listener
                 return Ok(peer);
             }
-            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
-            Err(_) if begin.elapsed() > PATIENCE => {
-                let (world, seconds) = (place.world, PATIENCE.as_secs());
-                return Err(format!(
-                    "not all of {world} ranks came to {} within {seconds} s: start one process for each of them",
-                    place.address
-                )
-                .into());
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(5)),
+                ErrorKind::ConnectionAborted | ErrorKind::Interrupted => {}
+                _ => return Err(error.into()),
+            },
         }
     }
+    let (world, seconds) = (place.world, PATIENCE.as_secs());
+    let text = format!(
+        "not all of {world} ranks came to {} within {seconds} s: start one process for each of them",
+        place.address
+    );
+    Err(text.into())
 }
 
 /// Rank 0 may not listen yet.

@@ -96,6 +96,7 @@ fn gpus() -> usize {
 /// Trains in stages; gives the losses and all parameters.
 fn in_stages(devices: &[Device], plan: &Plan) -> Result<(Vec<f32>, Vec<f32>)> {
     let text = Text::load();
+    plan.shape.check()?;
     let initial = Gpt::initial(plan.shape, 1);
     let mut stages: Vec<Stage> = Vec::new();
     for (index, device) in devices.iter().enumerate() {

@@ -103,7 +103,8 @@ def child(model, allocator, device, steps, tiny, explain):
 def at_peak(entries, reserved_peak):
     """What was held when most was reserved, by the events of the whole run; None if they do not reach that peak."""
     allocated = pending = reserved = 0
-    most, is_new = {"reserved": 0}, False
+    most = {"reserved": 0, "allocated": 0, "pending": 0, "event": 0, "events": len(entries)}
+    is_new = False
     for number, entry in enumerate(entries):
         action, size = entry["action"], entry.get("block_size", entry["size"])
         if action == "alloc":

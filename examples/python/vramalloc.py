@@ -214,6 +214,12 @@ def _replace_statistics(torch):
             with open(path, "rb") as file:
                 return pickle.load(file)
 
+    def memory_snapshot(mempool_id=None, *args, **options):
+        segments = whole_snapshot()["segments"]
+        # (0, 0) stands for all, as in PyTorch's own allocator.
+        pool = tuple(mempool_id or (0, 0))
+        return segments if pool == (0, 0) else [segment for segment in segments if segment["segment_pool_id"] == pool]
+
     replaced = {
         "memory_stats": memory_stats,
         "reset_peak_memory_stats": reset_peak,
@@ -223,7 +229,7 @@ def _replace_statistics(torch):
         "memory_summary": memory_summary,
         "_record_memory_history": record_memory_history,
         "_snapshot": whole_snapshot,
-        "memory_snapshot": lambda *args, **options: whole_snapshot()["segments"],
+        "memory_snapshot": memory_snapshot,
     }
     for name, function in replaced.items():
         for module in (torch.cuda.memory, torch.cuda):

@@ -15,6 +15,18 @@ pub struct GptShape {
     pub layers: usize,
 }
 
+impl GptShape {
+    /// Each head has as many of the width's numbers.
+    pub fn check(&self) -> Result<()> {
+        let Self { width, heads, .. } = *self;
+        if width % heads == 0 {
+            return Ok(());
+        }
+        Err(format!("--width {width}: must be a multiple of {heads}, so that each of as many heads has its part")
+            .into())
+    }
+}
+
 /// Parameters of a layer: two norms (2 each), query, key, value, output, two of the perceptron (2 each).
 pub const OF_LAYER: usize = 16;
 
@@ -26,7 +38,9 @@ pub struct Gpt {
 }
 
 impl Gpt {
+    /// Fails also if the [shape](GptShape::check) cannot be.
     pub fn new(machine: &Machine, shape: GptShape, seed: u64) -> Result<Self> {
+        shape.check()?;
         let initial = Self::initial(shape, seed);
         let params = initial.iter().map(|(values, shape)| Param::new(machine, values, shape));
         Ok(Self { shape, params: params.collect::<Result<_>>()? })

@@ -29,7 +29,7 @@ pub(crate) use timeline::{block_bytes, held_bytes};
 
 use std::sync::Arc;
 
-/// The largest snapshot file that is read, in bytes after decompression, or written as JSON.
+/// The largest snapshot file that is read, in bytes after decompression; about as much is written as JSON, at most.
 pub const FILE_MAX_BYTES: u64 = 1 << 30;
 
 /// What a snapshot file holds: PyTorch's top-level dictionary.

@@ -11,6 +11,12 @@ use std::path::Path;
 /// What JSON has around the texts of a frame: keys, quotes, a line's number.
 const FRAME_BYTES: u64 = 35;
 
+/// What JSON has of an event beside texts and stack, at least: keys, quotes, numbers of one digit.
+const EVENT_BYTES: u64 = 126;
+
+/// The same of a block.
+const BLOCK_BYTES: u64 = 73;
+
 /// A file format. Values come in the order of the file; each item of a list is announced.
 pub(super) trait Sink {
     fn begin_dict(&mut self) -> io::Result<()>;
@@ -57,7 +63,8 @@ impl Snapshot {
     /// megabytes of a pickle may be terabytes there. O(events and distinct stacks).
     ///
     /// # Errors
-    /// `InvalidInput` if what is repeated alone would take more than [`FILE_MAX_BYTES`](super::FILE_MAX_BYTES).
+    /// `InvalidInput` if what is repeated would alone take more than [`FILE_MAX_BYTES`](super::FILE_MAX_BYTES): texts, stacks,
+    /// keys. Numbers count as one digit, so a file may become somewhat larger than that.
     pub fn check_json(&self) -> io::Result<()> {
         let bytes = self.repeated_bytes();
         if bytes <= super::FILE_MAX_BYTES {
@@ -65,13 +72,13 @@ impl Snapshot {
         }
         let (bytes, limit) = (human_bytes(bytes), human_bytes(super::FILE_MAX_BYTES));
         let text = format!(
-            "as JSON it would be more than {bytes}, since stacks are repeated there for each event (at most {limit} are \
-             written): write a pickle, which has each once"
+            "as JSON it would be more than {bytes}, since stacks are repeated there for each event (about {limit} at most \
+             are written): write a pickle, which has each once"
         );
         Err(io::Error::new(io::ErrorKind::InvalidInput, text))
     }
 
-    /// The bytes of the texts and stacks that events and blocks share, each as often as it occurs.
+    /// The bytes of events and blocks, at least: their texts and stacks, each as often as it occurs.
     fn repeated_bytes(&self) -> u64 {
         let mut known: FxHashMap<usize, u64> = FxHashMap::default();
         let mut stack = |stack: &Stack| {
@@ -84,11 +91,11 @@ impl Snapshot {
         for segment in &self.segments {
             sum = sum.saturating_add(stack(&segment.frames));
             for block in &segment.blocks {
-                sum = sum.saturating_add(stack(&block.frames));
+                sum = sum.saturating_add(BLOCK_BYTES).saturating_add(stack(&block.frames));
             }
         }
         for entry in self.device_traces.iter().flatten() {
-            let texts = (entry.action.name().len() + entry.user_metadata.len()) as u64;
+            let texts = (entry.action.name().len() + entry.user_metadata.len()) as u64 + EVENT_BYTES;
             sum = sum.saturating_add(texts).saturating_add(stack(&entry.frames));
         }
         sum
