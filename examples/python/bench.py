@@ -132,8 +132,11 @@ def start(model, allocator, env, args, explain=False):
            "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0"}
     command = [sys.executable, __file__, "--run", allocator, "--device", args.device, "--steps", str(args.steps)]
     command += ["--models", model] + ["--tiny"] * args.tiny + ["--explain"] * explain
+    began = time.monotonic()
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines()
+    what = " (explained)" if explain else ""
+    print(f"{model}, {allocator}{what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     if done.returncode or not lines:
         print(f"{model} under {allocator} failed ({done.returncode}):\n{done.stdout}\n{done.stderr}", file=sys.stderr)
         return None
