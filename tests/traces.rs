@@ -1,4 +1,5 @@
 //! What the recorded traces cost, on the simulated device with an H200's costs: the figures that the documentation names.
+#![cfg(feature = "replay")]
 
 use vramalloc::driver::StreamHandle;
 use vramalloc::driver::sim::SimDriver;
