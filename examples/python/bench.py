@@ -29,7 +29,7 @@ PYTORCH = {
     "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
 }
 OURS = "vramalloc"
-DEFAULT_CONF = "segments:expandable,on_pending:wait,slack:1.01"
+DEFAULT_CONF = "segments:expandable,on_pending:wait"
 DEFAULT_SLACK = 1.014
 MIB, GIB = 1 << 20, 1 << 30
 EVENTS = 4_000_000
