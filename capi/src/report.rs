@@ -6,8 +6,8 @@ use crate::status::{Failure, Result, Status, answer};
 use serde_json::json;
 use std::ffi::{c_char, c_int};
 use std::time::Duration;
-use vramalloc::MemoryStats;
 use vramalloc::driver::Call;
+use vramalloc::{CachingAllocator, MemoryStats};
 
 /// A counter.
 #[repr(C)]
@@ -164,6 +164,23 @@ unsafe fn give(text: &str, buffer: *mut c_char, capacity: usize, needed: *mut us
     Ok(())
 }
 
+/// Hands a text about a device to the caller.
+///
+/// # Safety
+/// As for [`give`].
+unsafe fn give_of(
+    allocator: Allocator,
+    device: c_int,
+    (buffer, capacity, needed): (*mut c_char, usize, *mut usize),
+    text: impl FnOnce(&CachingAllocator) -> String,
+) -> Status {
+    answer(|| {
+        let devices = registry::get(allocator)?;
+        // SAFETY: the caller answers for it.
+        unsafe { give(&text(&devices.get(device)?.allocator), buffer, capacity, needed) }
+    })
+}
+
 /// Writes the statistics as a JSON object with PyTorch's keys (`allocated_bytes.all.peak`) to `buffer`, ended by a zero
 /// byte. `needed`, if it is not null, gets the bytes that this takes; a null buffer of capacity 0 asks for that only.
 ///
@@ -177,12 +194,12 @@ pub unsafe extern "C" fn vram_stats_json(
     capacity: usize,
     needed: *mut usize,
 ) -> Status {
-    answer(|| {
-        let devices = registry::get(allocator)?;
-        let map = devices.get(device)?.allocator.memory_stats().to_map();
-        // SAFETY: the caller answers for it.
-        unsafe { give(&json!(map).to_string(), buffer, capacity, needed) }
-    })
+    // SAFETY: the caller answers for it.
+    unsafe {
+        give_of(allocator, device, (buffer, capacity, needed), |allocator| {
+            json!(allocator.memory_stats().to_map()).to_string()
+        })
+    }
 }
 
 /// Writes how often each function of the driver was called for a device, and the seconds that took, as a JSON object
@@ -198,19 +215,20 @@ pub unsafe extern "C" fn vram_driver_calls_json(
     capacity: usize,
     needed: *mut usize,
 ) -> Status {
-    answer(|| {
-        let devices = registry::get(allocator)?;
-        let calls = devices.get(device)?.allocator.driver().calls();
-        let made = Call::ALL.iter().map(|&call| (call, calls.get(call))).filter(|(_, count)| count.calls > 0);
-        let map: serde_json::Map<_, _> = made
-            .map(|(call, count)| {
-                let seconds = Duration::from_nanos(count.nanos).as_secs_f64();
-                (call.name().to_owned(), json!({ "calls": count.calls, "seconds": seconds }))
-            })
-            .collect();
-        // SAFETY: the caller answers for it.
-        unsafe { give(&json!(map).to_string(), buffer, capacity, needed) }
-    })
+    // SAFETY: the caller answers for it.
+    unsafe {
+        give_of(allocator, device, (buffer, capacity, needed), |allocator| {
+            let calls = allocator.driver().calls();
+            let made = Call::ALL.iter().map(|&call| (call, calls.get(call))).filter(|(_, count)| count.calls > 0);
+            let map: serde_json::Map<_, _> = made
+                .map(|(call, count)| {
+                    let seconds = Duration::from_nanos(count.nanos).as_secs_f64();
+                    (call.name().to_owned(), json!({ "calls": count.calls, "seconds": seconds }))
+                })
+                .collect();
+            json!(map).to_string()
+        })
+    }
 }
 
 /// Writes the statistics as a table for people, with the rows of `torch.cuda.memory_summary()`; as `vram_stats_json`.
@@ -225,12 +243,8 @@ pub unsafe extern "C" fn vram_memory_summary(
     capacity: usize,
     needed: *mut usize,
 ) -> Status {
-    answer(|| {
-        let devices = registry::get(allocator)?;
-        let summary = devices.get(device)?.allocator.memory_summary();
-        // SAFETY: the caller answers for it.
-        unsafe { give(&summary, buffer, capacity, needed) }
-    })
+    // SAFETY: the caller answers for it.
+    unsafe { give_of(allocator, device, (buffer, capacity, needed), CachingAllocator::memory_summary) }
 }
 
 /// The same table without the rows by size class.
@@ -245,12 +259,8 @@ pub unsafe extern "C" fn vram_memory_summary_abbreviated(
     capacity: usize,
     needed: *mut usize,
 ) -> Status {
-    answer(|| {
-        let devices = registry::get(allocator)?;
-        let summary = devices.get(device)?.allocator.memory_summary_abbreviated();
-        // SAFETY: the caller answers for it.
-        unsafe { give(&summary, buffer, capacity, needed) }
-    })
+    // SAFETY: the caller answers for it.
+    unsafe { give_of(allocator, device, (buffer, capacity, needed), CachingAllocator::memory_summary_abbreviated) }
 }
 
 /// Starts the peaks of a device anew, from what is current.
