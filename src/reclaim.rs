@@ -166,7 +166,10 @@ fn allocate_expandable(pool: &Arc<StreamPool>, request: &Request) -> Result<Grow
     }
     if device.config.on_pending != OnPending::Fail {
         while wait_for_oldest(pool) {
-            // As a hit, or by pages that can move now: nothing else is waited for if that will do.
+            if let Some(taken) = pool.take(request) {
+                return Ok(Ok(taken));
+            }
+            // By pages that can move now, or in a kept block: nothing else is waited for if that will do.
             if let Ok(taken) = grow(Beyond::Spent)? {
                 return Ok(Ok(taken));
             }

@@ -102,6 +102,41 @@ fn with_little_slack_large_free_blocks_are_kept_for_large_requests() {
     }
 }
 
+/// The device is full, `waiting` blocks wait for one stream and 2 MiB more for another; then `wanted` MiB are asked for.
+/// Returns how much work is unfinished after that.
+fn waits_for_one_of_two(config: &str, waiting: &[u64], wanted: u64) -> usize {
+    let bench = Bench::new(128, config);
+    let (own, soon, late) = (bench.stream(), bench.stream(), bench.stream());
+    let mut blocks = Vec::new();
+    let mut kept = Vec::new();
+    for &mebibytes in waiting {
+        blocks.push(bench.alloc(mebibytes, &own));
+        kept.push(bench.alloc(2, &own));
+    }
+    let small = bench.alloc(2, &own);
+    while let Ok(block) = bench.allocator.alloc(2 * MIB, &own) {
+        kept.push(block);
+    }
+    for block in &blocks {
+        block.record_stream(&soon).expect("a stream of this allocator");
+        bench.launch(&soon, block);
+    }
+    small.record_stream(&late).expect("a stream of this allocator");
+    bench.launch(&late, &small);
+    drop(blocks);
+    drop(small);
+    drop(bench.alloc(wanted, &own));
+    bench.sim.unfinished()
+}
+
+#[test]
+fn a_wait_ends_as_soon_as_pages_can_move_or_a_kept_block_is_free() {
+    for config in ["slack:1.014", "slack:1.0"] {
+        assert_eq!(waits_for_one_of_two(config, &[12, 12], 24), 1, "{config}: pages of two blocks");
+        assert_eq!(waits_for_one_of_two(config, &[64], 8), 1, "{config}: a large block for a small request");
+    }
+}
+
 #[test]
 fn a_kept_block_serves_a_small_request_rather_than_none() {
     let bench = Bench::new(64, "slack:1.0");
