@@ -262,6 +262,16 @@ impl PoolStats {
         }
     }
 
+    /// Makes what is current the ceilings of a scope, and returns it.
+    fn close(&mut self, scope: usize) -> Lanes {
+        let current = self.scope(scope);
+        self.ceiling[scope] = current;
+        for lane in &mut self.room {
+            lane[scope] = 0;
+        }
+        current
+    }
+
     /// Sets the ceilings of a scope. Where active is not counted apart, the ceiling of allocated guards both.
     fn set_ceiling(&mut self, scope: usize, mut ceiling: Lanes) {
         if !self.separate_active {
@@ -479,21 +489,21 @@ impl BoardState {
                 }
             }
         }
+        // Where it is enough for what is needed now, the rest is taken at once, too: of each counter as much as this pool ever
+        // held.
         for scope in 0..SCOPES {
-            let mut any = false;
-            for lane in (0..LANES).filter(|&lane| stats.is_lane_above(scope, lane)) {
-                any = true;
-                let highest = &mut self.highest[own][scope][lane];
-                *highest = (*highest).max(stats.current(scope, lane));
-                let room = self.granted[number][scope][lane] - other.current(scope, lane);
-                let moved = room.min(*highest - self.granted[own][scope][lane]);
-                self.granted[number][scope][lane] -= moved;
-                self.granted[own][scope][lane] += moved;
+            let (mine, theirs) = (stats.scope(scope), other.scope(scope));
+            let highest = &mut self.highest[own][scope];
+            let (mut granted, mut left) = (self.granted[own][scope], self.granted[number][scope]);
+            for lane in 0..LANES {
+                highest[lane] = highest[lane].max(mine[lane]);
+                let moved = (highest[lane] - granted[lane]).min(left[lane] - theirs[lane]).max(0);
+                left[lane] -= moved;
+                granted[lane] += moved;
             }
-            if any {
-                other.set_ceiling(scope, self.granted[number][scope]);
-                stats.set_ceiling(scope, self.granted[own][scope]);
-            }
+            other.set_ceiling(scope, left);
+            stats.set_ceiling(scope, granted);
+            (self.granted[own][scope], self.granted[number][scope]) = (granted, left);
         }
         true
     }
@@ -504,36 +514,40 @@ impl BoardState {
         let seen = others.iter().filter(|(_, stats)| stats.is_some()).count() as i64;
         let parts = if others.len() as i64 == seen { 0 } else { seen + 1 };
         for scope in 0..SCOPES {
-            let mut any = false;
-            for lane in (0..LANES).filter(|&lane| stats.is_lane_above(scope, lane)) {
-                any = true;
-                let current = stats.current(scope, lane);
-                let part = |(number, other): &Visited<'_>| {
-                    other.as_ref().map_or(self.granted[*number][scope][lane], |other| other.current(scope, lane))
-                };
-                let sum = current + others.iter().map(part).sum::<i64>();
-                let peak = &mut self.peak[scope][lane];
-                *peak = (*peak).max(sum);
-                let room = *peak - sum;
-                let share = room.checked_div(parts).unwrap_or(0);
-                let highest = &mut self.highest[own][scope][lane];
-                *highest = (*highest).max(current);
-                self.granted[own][scope][lane] = (current + room - share * seen).min(*highest);
-                for (number, other) in others.iter() {
-                    if let Some(other) = other {
-                        let current = other.current(scope, lane);
-                        let highest = self.highest[*number][scope][lane].max(current);
-                        self.granted[*number][scope][lane] = (current + share).min(highest);
-                    }
+            let mine = stats.scope(scope);
+            let mut sum = mine;
+            for (number, other) in others.iter_mut() {
+                let granted = &mut self.granted[*number][scope];
+                if let Some(other) = other {
+                    *granted = other.close(scope);
+                }
+                for lane in 0..LANES {
+                    sum[lane] += granted[lane];
                 }
             }
-            if any {
-                for (number, other) in others.iter_mut() {
-                    if let Some(other) = other {
-                        other.set_ceiling(scope, self.granted[*number][scope]);
+            let (peak, highest) = (&mut self.peak[scope], &mut self.highest[own][scope]);
+            let mut granted = mine;
+            let mut share = [0; LANES];
+            for lane in 0..LANES {
+                peak[lane] = peak[lane].max(sum[lane]);
+                highest[lane] = highest[lane].max(mine[lane]);
+                let room = peak[lane] - sum[lane];
+                share[lane] = room.checked_div(parts).unwrap_or(0);
+                granted[lane] = (mine[lane] + room - share[lane] * seen).min(highest[lane]);
+            }
+            self.granted[own][scope] = granted;
+            stats.set_ceiling(scope, granted);
+            if parts == 0 {
+                continue;
+            }
+            for (number, other) in others.iter_mut() {
+                if let Some(other) = other {
+                    let granted = &mut self.granted[*number][scope];
+                    for lane in 0..LANES {
+                        granted[lane] = (granted[lane] + share[lane]).min(self.highest[*number][scope][lane]);
                     }
+                    other.set_ceiling(scope, *granted);
                 }
-                stats.set_ceiling(scope, self.granted[own][scope]);
             }
         }
     }
