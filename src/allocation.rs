@@ -166,7 +166,7 @@ impl Allocation {
         let id = self.block().id();
         if id != NONE && !self.device().is_forked() {
             self.tag.fetch_or(RECORDED, Ordering::Relaxed);
-            self.pool().core.lock().record_use(id, clock);
+            self.pool().lock().record_use(id, clock);
         }
     }
 }

@@ -105,7 +105,7 @@ impl CachingAllocator {
             return reclaim::reserve(&stream.pool, bytes);
         }
         drop(self.alloc(bytes, &stream)?);
-        let mut core = stream.pool.core.lock();
+        let mut core = stream.pool.lock();
         let number = stream.pool.number;
         self.inner.device.peaks.reset_peaks(&mut [(number, &mut core.stats)]);
         self.inner.device.peaks.reset_accumulated(&[(number, &core.stats)]);
@@ -161,7 +161,7 @@ impl CachingAllocator {
         // Its own pool, and those that private pools have for it.
         for pool in device.pools().iter().filter(|pool| pool.clock.key.id == id) {
             {
-                let mut core = pool.core.lock();
+                let mut core = pool.lock();
                 core.stats.attention |= RETIRED;
                 pool.unshare(&mut core);
             }
@@ -271,7 +271,7 @@ impl CachingAllocator {
     #[cold]
     #[inline(never)]
     fn alloc_slow(&self, pool: &Arc<StreamPool>, request: &Request) -> Result<Taken> {
-        if pool.core.lock().is_retired() {
+        if pool.lock().is_retired() {
             return Err(pool.retired());
         }
         reclaim::allocate(pool, request)

@@ -52,7 +52,7 @@ pub(crate) struct Block {
     pub(crate) addr: u64,
     /// Bytes, a multiple of 512.
     pub(crate) size: u64,
-    /// What the user asked for; 0 unless live or pending.
+    /// What the user asked for, if it is live or pending; else see [`held_for`](Self::held_for).
     pub(crate) requested: u64,
     /// The epoch of its stream when it was last freed: the whole block is unused once that has passed.
     pub(crate) epoch: u64,
@@ -108,6 +108,16 @@ impl Block {
             self.state
         );
         self.state = next;
+    }
+
+    /// Whether a user or queued work holds it.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self.state, State::Live | State::Pending)
+    }
+
+    /// What a user asked for who holds it, or whose work does; 0 if none.
+    pub(crate) fn held_for(&self) -> u64 {
+        if self.is_held() { self.requested } else { 0 }
     }
 
     /// Whether it is all of its segment.
@@ -181,7 +191,7 @@ impl BlockTable {
     pub(crate) fn remove(&mut self, id: BlockId) {
         let vacant = std::mem::replace(&mut self.vacant, id);
         let block = &mut self[id];
-        debug_assert!(block.requested == 0 && block.special == 0);
+        debug_assert!(block.special == 0);
         block.set_state(State::Vacant);
         block.bin_next = vacant;
     }

@@ -228,7 +228,7 @@ impl Device {
         let _supply = self.expandable.then(|| self.supply.state.lock());
         let mut retired = self.retired.lock();
         retired.retain(|pool| {
-            let mut core = pool.core.lock();
+            let mut core = pool.lock();
             if core.held() > 0 || !core.is_empty() {
                 return true;
             }

@@ -9,7 +9,7 @@
 //!
 //! The list links live in the block records, so nothing here allocates.
 
-use crate::block::{BlockId, NONE, Records};
+use crate::block::{Block, BlockId, NONE, Records};
 use crate::size::MIN_BLOCK_BYTES;
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
@@ -162,6 +162,16 @@ impl FreeIndex {
         }
         // Every block of a later bin is large enough.
         Some(self.0.heads[self.next_bin(bin)?])
+    }
+
+    /// The block behind `id` in the order of the index.
+    #[inline(always)]
+    pub(crate) fn after(&self, blocks: &Records, id: BlockId) -> Option<BlockId> {
+        let Block { bin, bin_next, .. } = blocks[id];
+        if bin_next != NONE {
+            return Some(bin_next);
+        }
+        Some(self.0.heads[self.next_bin(known(bin as usize))?])
     }
 
     /// The smallest block that `fits`, which nothing below `bytes` does: the bin of `bytes` to its end, then

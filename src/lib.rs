@@ -37,6 +37,7 @@ mod error;
 mod event;
 mod fragmentation;
 mod free_index;
+mod front;
 mod history;
 mod leaks;
 mod live;

@@ -10,10 +10,11 @@ use crate::block::{Block, BlockId, BlockTable, NONE, OVERSIZE, SHARED, State};
 use crate::config::Config;
 use crate::event::StreamClock;
 use crate::free_index::FreeIndex;
+use crate::front::{FRONT, Front};
 use crate::history::{Kind as EventKind, Recorder};
 use crate::segment::{Segment, SegmentTable};
 use crate::size::{LARGE_SPLIT_REMAINDER_BYTES, MIN_BLOCK_BYTES, REQUEST_MAX_BYTES, SizeClass, round_to_granule};
-use crate::stats::{Lane, PoolStats};
+use crate::stats::{ABOVE, Lane, PoolStats, SEPARATE};
 use crate::supply::policy;
 use crate::supply::span::Spans;
 use rustc_hash::FxHashMap;
@@ -53,6 +54,17 @@ impl Rules {
     #[inline(always)]
     fn keeps(&self, class: SizeClass, bytes: u64, size: u64) -> bool {
         size >= self.kept_bytes && bytes < self.kept_bytes && class == SizeClass::Large
+    }
+
+    /// The smallest remainder that is split off a block of a fixed segment.
+    #[inline(always)]
+    pub(crate) fn split_remainder(&self, class: SizeClass) -> u64 {
+        self.split_remainder[class.index()]
+    }
+
+    /// Whether a block may stay in front of the free index: which block serves a request depends on sizes alone.
+    pub(crate) fn may_front(&self) -> bool {
+        self.kept_bytes == u64::MAX && self.max_split == u64::MAX
     }
 
     pub(crate) fn is_oversize(&self, bytes: u64) -> bool {
@@ -219,6 +231,7 @@ pub(crate) struct PoolCore {
     /// Spans of expandable memory, by size class.
     pub(crate) spans: [Spans; 2],
     pub(crate) stats: PoolStats,
+    pub(crate) front: Front,
     /// Streams that live blocks were recorded on.
     uses: FxHashMap<BlockId, Vec<Arc<StreamClock>>>,
     /// Freed blocks that wait for other streams, oldest first.
@@ -240,6 +253,7 @@ impl PoolCore {
             segments: SegmentTable::default(),
             spans: [Spans::new(), Spans::new()],
             stats: PoolStats::new(),
+            front: Front::new(),
             uses: FxHashMap::default(),
             pending: VecDeque::new(),
             searches: 0,
@@ -250,6 +264,17 @@ impl PoolCore {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.stats.attention & CLOSED != 0
+    }
+
+    /// Whether the slow paths have to see every operation: the history is recorded, or the pool serves no more.
+    #[inline(always)]
+    pub(crate) fn is_off_the_hot_path(&self) -> bool {
+        self.stats.attention & !(ABOVE | SEPARATE | FRONT) != 0
+    }
+
+    /// Whether operations look at [`PoolStats::attention`], but need no slow path.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.stats.attention & (SEPARATE | FRONT) != 0
     }
 
     pub(crate) fn is_retired(&self) -> bool {
@@ -267,9 +292,9 @@ impl PoolCore {
     }
 
     /// The hot path: hands out the best cached block for `requested` bytes, if there is one. Their rounded size is below
-    /// the bound of oversize requests.
+    /// the bound of oversize requests. `WATCHED`: [`PoolStats::attention`] may not be zero.
     #[inline(always)]
-    pub(crate) fn take_plain<K: Kind>(&mut self, requested: u64) -> Option<BlockHandle> {
+    pub(crate) fn take_plain<K: Kind, const WATCHED: bool>(&mut self, requested: u64) -> Option<BlockHandle> {
         let bytes = round_to_granule(requested);
         let class = SizeClass::of(bytes);
         self.searches = self.searches.wrapping_add(1);
@@ -285,7 +310,7 @@ impl PoolCore {
             addr += size - bytes;
             id = self.cut_at::<K>(id, addr);
         }
-        let size = self.hand_out::<K>(id, addr, requested, bytes, class, true);
+        let size = self.hand_out::<K, WATCHED>(id, addr, requested, bytes, class, true);
         // An ordinary block is larger than its request by less than 2^31 granules.
         Some(BlockHandle { addr, tag: u64::from(id) | ((size - bytes) / MIN_BLOCK_BYTES) << 32 })
     }
@@ -346,6 +371,12 @@ impl PoolCore {
     #[inline(always)]
     fn has_older_next(&self, id: BlockId) -> bool {
         let Block { prev, next, .. } = self.blocks[id];
+        self.is_older_behind(prev, next)
+    }
+
+    /// The same for a block between these two.
+    #[inline(always)]
+    pub(crate) fn is_older_behind(&self, prev: BlockId, next: BlockId) -> bool {
         let age = |neighbour: BlockId| self.searches.wrapping_sub(self.blocks[neighbour].born);
         next != NONE && (prev == NONE || age(next) > age(prev))
     }
@@ -362,9 +393,9 @@ impl PoolCore {
         let Request { requested, bytes, class, .. } = *request;
         let may_split = !self.rules.is_oversize(bytes);
         let size = if self.rules.expandable {
-            self.hand_out::<Expandable>(id, at, requested, bytes, class, may_split)
+            self.hand_out::<Expandable, true>(id, at, requested, bytes, class, may_split)
         } else {
-            self.hand_out::<Fixed>(id, at, requested, bytes, class, may_split)
+            self.hand_out::<Fixed, true>(id, at, requested, bytes, class, may_split)
         };
         // An ordinary request, too, can get an oversize block: a new segment that is not split.
         if self.rules.is_oversize(size) {
@@ -376,7 +407,7 @@ impl PoolCore {
 
     /// Hands out the front of a block, and the rest of it unless that may be split off. Returns the block's size.
     #[inline(always)]
-    fn hand_out<K: Kind>(
+    fn hand_out<K: Kind, const WATCHED: bool>(
         &mut self,
         id: BlockId,
         addr: u64,
@@ -400,17 +431,23 @@ impl PoolCore {
             size = bytes;
             self.split_off(id, addr + size, remainder, class);
             if !K::EXPANDABLE {
-                if part {
-                    self.stats.split_shrinks(class, size);
-                } else {
-                    self.stats.split_appears(class, 1, remainder);
-                }
+                self.count_split(class, size, remainder, part);
             }
         } else if part && !K::EXPANDABLE {
             self.stats.split_goes(class, 1, whole);
         }
-        self.stats.hand_out(class, size, requested);
+        self.stats.hand_out::<WATCHED>(class, size, requested);
         size
+    }
+
+    /// Counts that `size` bytes are handed out of a free block, part of a segment or all of it, and `rest` remains.
+    #[inline(always)]
+    pub(crate) fn count_split(&mut self, class: SizeClass, size: u64, rest: u64, part: bool) {
+        if part {
+            self.stats.split_shrinks(class, size);
+        } else {
+            self.stats.split_appears(class, 1, rest);
+        }
     }
 
     /// Leaves `bytes` at `addr`, the end of block `id`, to a new free block behind it.
@@ -457,13 +494,13 @@ impl PoolCore {
 
     /// Frees a live block. `now` is the open epoch of the pool's stream.
     #[inline(always)]
-    pub(crate) fn free<K: Kind>(&mut self, id: BlockId, now: u64) {
+    pub(crate) fn free<K: Kind, const WATCHED: bool>(&mut self, id: BlockId, now: u64) {
         let block = &self.blocks[id];
         if block.special != 0 {
             return self.free_special(id, now);
         }
         let (size, requested, class) = (block.size, block.requested, block.class);
-        self.stats.free(class, size, requested);
+        self.stats.free::<WATCHED>(class, size, requested);
         self.cache::<K, true>(id, size, class, now);
     }
 
@@ -494,7 +531,7 @@ impl PoolCore {
             self.stats.free_oversize(class);
         }
         if special & SHARED == 0 {
-            self.stats.free(class, size, requested);
+            self.stats.free::<true>(class, size, requested);
             return self.cache::<Bounded, true>(id, size, class, now);
         }
         block.set_state(State::Pending);
@@ -509,17 +546,23 @@ impl PoolCore {
     /// pool is later than `epoch`.
     #[inline(always)]
     fn cache<K: Kind, const LATEST: bool>(&mut self, id: BlockId, size: u64, class: SizeClass, epoch: u64) {
-        self.blocks[id].requested = 0;
         let merged = self.coalesce::<LATEST>(id, size, class, epoch);
         if K::EXPANDABLE {
             return;
         }
-        if merged.whole {
-            self.stats.split_goes(class, merged.neighbours, merged.size - size);
+        self.count_cached(class, size, merged.neighbours, merged.size, merged.whole);
+    }
+
+    /// Counts a block of `size` bytes that is free again and merged with so many neighbours to one of `merged` bytes,
+    /// perhaps the whole segment.
+    #[inline(always)]
+    pub(crate) fn count_cached(&mut self, class: SizeClass, size: u64, neighbours: u64, merged: u64, whole: bool) {
+        if whole {
+            self.stats.split_goes(class, neighbours, merged - size);
             return;
         }
         // As in PyTorch, the running sums take in only the net change: what merges neither goes nor comes.
-        match merged.neighbours {
+        match neighbours {
             0 => self.stats.split_appears(class, 1, size),
             1 => self.stats.split_grows(class, size),
             neighbours => {
@@ -531,7 +574,7 @@ impl PoolCore {
 
     /// Merges a block that is not in the index with its free neighbours, and inserts the result, free.
     #[inline(always)]
-    fn coalesce<const LATEST: bool>(
+    pub(crate) fn coalesce<const LATEST: bool>(
         &mut self,
         mut id: BlockId,
         mut size: u64,
@@ -729,7 +772,7 @@ impl PoolCore {
 
 /// What came of merging a block with its free neighbours.
 #[derive(Clone, Copy)]
-struct Merged {
+pub(crate) struct Merged {
     id: BlockId,
     size: u64,
     /// How many there were.

@@ -77,7 +77,7 @@ impl PrivatePool {
         if !Arc::ptr_eq(&stream.pool.device, device) {
             return Err(Error::WrongDevice { what: "stream", theirs: stream.device(), ours: allocator.device() });
         }
-        if stream.pool.core.lock().is_retired() {
+        if stream.pool.lock().is_retired() {
             return Err(stream.pool.retired());
         }
         let key = stream.pool.clock.key;
@@ -85,7 +85,7 @@ impl PrivatePool {
         let pool = pools.entry(key.id).or_insert_with(|| {
             let pool = StreamPool::new_private(device, key);
             device.name_private(&pool, *id);
-            let mut core = pool.core.lock();
+            let mut core = pool.lock();
             let recorder = core.set_recorder(None).map(|recorder| recorder.of_private_pool(*id));
             core.set_recorder(recorder);
             drop(core);

@@ -204,7 +204,7 @@ fn finish_passed(pool: &StreamPool, request: &Request) -> Option<Taken> {
 /// kept for later: the blocks stay withheld.
 pub(crate) fn poll(pool: &StreamPool) -> usize {
     let mut epochs: Vec<(Arc<crate::event::StreamClock>, u64)> = Vec::new();
-    for (clock, epoch) in pool.core.lock().pending.iter().flat_map(|entry| &entry.waits) {
+    for (clock, epoch) in pool.lock().pending.iter().flat_map(|entry| &entry.waits) {
         match epochs.iter_mut().find(|(known, _)| Arc::ptr_eq(known, clock)) {
             Some((_, latest)) => *latest = (*latest).max(*epoch),
             None => epochs.push((Arc::clone(clock), *epoch)),
@@ -231,7 +231,7 @@ pub(crate) fn finish_gone(device: &Device) {
     }
     for pool in device.pools() {
         let (mut waits, free) = {
-            let core = pool.core.lock();
+            let core = pool.lock();
             let waits: Vec<_> = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned()).collect();
             (waits, if device.expandable && !pool.is_pinned() { core.latest_free_epoch() } else { 0 })
         };
@@ -251,9 +251,9 @@ pub(crate) fn finish_gone(device: &Device) {
 
 /// Caches the pending frees that are known to have passed.
 fn finish(pool: &StreamPool) -> usize {
-    let mut core = pool.core.lock();
+    let mut core = pool.lock();
     let finished = core.finish_pending();
-    pool.raise(&mut core);
+    pool.attend(&mut core);
     finished
 }
 
@@ -275,7 +275,7 @@ fn collect_garbage(device: &Device) -> Result<()> {
     while excess > 0 {
         let mut candidates = Vec::new();
         for pool in &pools {
-            let core = pool.core.lock();
+            let core = pool.lock();
             let age = |born: u32| u64::from(core.searches.wrapping_sub(born));
             candidates.extend(core.unused_segments().map(|(number, _, block)| (age(block.born), number, pool)));
         }
@@ -310,7 +310,7 @@ pub(crate) fn reserve(pool: &StreamPool, bytes: u64) -> Result<()> {
         Ok(base) => base,
         Err(refusal) => return report(pool, &request, bytes, refusal),
     };
-    let mut core = pool.core.lock();
+    let mut core = pool.lock();
     device.book_segment(class, bytes);
     core.record_segment(Kind::SegmentAlloc, base.0, bytes, class);
     let id = core.add_segment(Segment::new(base.0, bytes, class));
@@ -343,7 +343,7 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
         Ok(base) => base,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let mut core = pool.core.lock();
+    let mut core = pool.lock();
     if core.is_retired() {
         drop(core); // by another thread, in between; the pool may be off the device's list
         device.unclaim(bytes);
@@ -364,7 +364,7 @@ fn release_one_fitting(device: &Device, bytes: u64) -> Result<bool> {
     let pools = device.releasable_pools();
     let mut best: Option<(u64, &Arc<StreamPool>, u32)> = None;
     for pool in &pools {
-        let core = pool.core.lock();
+        let core = pool.lock();
         for (number, segment, _) in core.unused_segments() {
             if segment.bytes >= bytes && best.is_none_or(|(least, ..)| segment.bytes < least) {
                 best = Some((segment.bytes, pool, number));
@@ -381,7 +381,7 @@ fn release_one_fitting(device: &Device, bytes: u64) -> Result<bool> {
 /// One that a capture holds up, or whose wait fails, does not hold back those of other streams.
 fn wait_for_oldest(pool: &StreamPool) -> bool {
     let mut waits: Vec<(Arc<crate::event::StreamClock>, u64)> = Vec::new();
-    for entry in &pool.core.lock().pending {
+    for entry in &pool.lock().pending {
         let oldest = entry.waits.iter().find(|(clock, epoch)| !clock.has_passed(*epoch)).or(entry.waits.first());
         // One wait a stream: its oldest.
         if let Some((clock, epoch)) = oldest
@@ -405,7 +405,7 @@ pub(crate) fn release_all_cached(device: &Device) -> Result<u64> {
     }
     let mut freed = 0;
     for pool in &device.releasable_pools() {
-        let unused: Vec<_> = pool.core.lock().unused_segments().map(|(number, ..)| (pool, number)).collect();
+        let unused: Vec<_> = pool.lock().unused_segments().map(|(number, ..)| (pool, number)).collect();
         freed += release(&unused)?;
     }
     Ok(freed)
@@ -416,7 +416,7 @@ pub(crate) fn release_all_cached(device: &Device) -> Result<u64> {
 fn release(segments: &[(&Arc<StreamPool>, u32)]) -> Result<u64> {
     let mut freed = 0;
     for &(pool, number) in segments {
-        let mut core = pool.core.lock();
+        let mut core = pool.lock();
         let unused = core.segments.get(number).is_some_and(|segment| {
             let block = &core.blocks[segment.first];
             block.state() == State::Free && block.is_whole_segment()
@@ -441,7 +441,7 @@ fn unpassed(device: &Device) -> u64 {
         return 0;
     }
     let bytes = |pool: &Arc<StreamPool>| {
-        let core = pool.core.lock();
+        let core = pool.lock();
         let free =
             crate::size::SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
         let blocks = free.map(|id| &core.blocks[id]);
@@ -456,7 +456,7 @@ fn withheld(device: &Device) -> u64 {
         return 0;
     }
     let bytes = |pool: &Arc<StreamPool>| {
-        let core = pool.core.lock();
+        let core = pool.lock();
         core.unused_segments().map(|(_, segment, _)| segment.bytes).sum::<u64>()
     };
     device.releasable_pools().iter().map(bytes).sum()
@@ -473,7 +473,7 @@ fn report<T>(pool: &StreamPool, request: &Request, segment: u64, refusal: Refusa
     let device = &*pool.device;
     let crate::allocator::Held { allocated, active, inactive_split, .. } = crate::allocator::held(device);
     let (cached, largest_free) = {
-        let core = pool.core.lock();
+        let core = pool.lock();
         (core.cached_bytes(request.class), core.free[request.class.index()].largest(&core.blocks))
     };
     let pending = active - allocated;

@@ -9,7 +9,6 @@ use crate::magazine::Magazine;
 use crate::pool::{BlockHandle, PoolCore};
 use crate::process;
 use crate::size::{SizeClass, round_to_granule};
-use crate::stats::ABOVE;
 use crate::stream::{Hot, LastReference, StreamPool};
 use crate::sync::{Ordering, PoolGuard, PoolMutex, thread_number};
 
@@ -61,9 +60,9 @@ impl StreamPool {
 
     /// Gives the pool magazines.
     fn share(&self) {
-        let core = self.core.lock();
-        if core.stats.attention & !ABOVE != 0 || self.plain_bytes == 0 {
-            return; // on its way out, watched, or nothing for magazines
+        let core = self.lock();
+        if core.is_off_the_hot_path() || self.plain_bytes == 0 {
+            return;
         }
         let shelves = self.shelves.get_or_init(|| {
             let shelf = |_| {
@@ -98,7 +97,7 @@ impl StreamPool {
 
     /// The pool as it would be without magazines, for as long as the result is held.
     pub(crate) fn lock_whole(&self) -> Whole<'_> {
-        let mut core = self.core.lock();
+        let mut core = self.lock();
         let magazines = self.empty_magazines(&mut core);
         Whole { core, magazines }
     }
@@ -114,7 +113,7 @@ impl StreamPool {
                 core.cache_kept(block.id(), self.clock.now());
             }
         }
-        self.raise(core);
+        self.attend(core);
         magazines
     }
 
@@ -126,23 +125,25 @@ impl StreamPool {
     }
 
     /// [`take_plain`](Self::take_plain) of a pool with magazines.
+    #[inline(never)]
     pub(crate) fn take_shared(&self, bytes: u64) -> BlockHandle {
         if let Some((mut magazine, number)) = self.magazine() {
             let magazine = &mut *magazine;
             let block = magazine.take(bytes);
             if block.id() != NONE {
                 let class = SizeClass::of(round_to_granule(bytes));
-                magazine.stats.hand_out(class, block.block_bytes(bytes), bytes);
+                magazine.stats.hand_out::<true>(class, block.block_bytes(bytes), bytes);
                 if magazine.stats.is_above() {
                     self.device.peaks.raise(number, &mut magazine.stats, &*self.device);
                 }
                 return block;
             }
         }
-        self.take_by(self.base_kind(), bytes)
+        self.take_by_rules(bytes)
     }
 
     /// [`free`](Self::free) of a pool with magazines.
+    #[inline(never)]
     pub(crate) fn free_shared(&self, requested: u64, block: BlockHandle) -> LastReference {
         if process::forks() != self.forks {
             return None;
@@ -154,10 +155,10 @@ impl StreamPool {
             && magazine.put(requested, block)
         {
             let class = SizeClass::of(round_to_granule(requested));
-            magazine.stats.free(class, block.block_bytes(requested), requested);
+            magazine.stats.free::<true>(class, block.block_bytes(requested), requested);
             return None;
         }
-        self.free_by(self.base_kind(), block.id())
+        self.free_by_rules(block.id())
     }
 }
 

@@ -64,7 +64,7 @@ impl BlockInfo {
         Self {
             address: DevicePtr(block.addr),
             bytes: block.size,
-            requested: block.requested,
+            requested: block.held_for(),
             state: match block.state() {
                 State::Live => BlockState::Live,
                 State::Pending => BlockState::Pending,

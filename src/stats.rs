@@ -40,15 +40,13 @@ const ALL: usize = 2;
 /// compiler makes no vectors of them, whose loads would wait for the stores of single lanes.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolStats {
-    /// By lane and scope. The active lanes are kept only if [`separate_active`](Self::separate_active).
+    /// By lane and scope. The active lanes are kept only if [`SEPARATE`] is set.
     room: [[i64; SCOPES]; LANES],
     /// Sum of all increases, by lane and size class. Those of the active lanes are those of the allocated ones.
     increased: [[i64; 2]; LANES],
     /// By scope; see the module's text.
     ceiling: [Lanes; SCOPES],
-    /// Whether a free was ever deferred here. Until then active is allocated, and is not counted apart.
-    separate_active: bool,
-    /// What the hot path must not pass by: [`ABOVE`], and the pool's own bits. One byte, one comparison.
+    /// What the hot path must not pass by: [`ABOVE`], [`SEPARATE`], and the pool's own bits. One byte, one comparison.
     pub(crate) attention: u8,
 }
 
@@ -56,6 +54,8 @@ pub(crate) struct PoolStats {
 const FOLDED: u8 = 128;
 /// A counter is above its ceiling, and [`PeakBoard::raise`] is due before the pool's lock is let go.
 pub(crate) const ABOVE: u8 = 1;
+/// A free was deferred here. Until then active is allocated, and is not counted apart.
+pub(crate) const SEPARATE: u8 = 32;
 
 impl PoolStats {
     pub(crate) fn new() -> Self {
@@ -63,7 +63,6 @@ impl PoolStats {
             room: [[0; SCOPES]; LANES],
             increased: [[0; 2]; LANES],
             ceiling: [[0; LANES]; SCOPES],
-            separate_active: false,
             attention: 0,
         }
     }
@@ -99,25 +98,32 @@ impl PoolStats {
         self.room[lane as usize][ALL] += by as i64;
     }
 
-    /// Counts a block that is handed out.
     #[inline(always)]
-    pub(crate) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+    fn is_separate(&self) -> bool {
+        self.attention & SEPARATE != 0
+    }
+
+    /// Counts a block that is handed out. `WATCHED`: [`SEPARATE`] may be set.
+    #[inline(always)]
+    pub(crate) fn hand_out<const WATCHED: bool>(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+        debug_assert!(WATCHED || !self.is_separate());
         self.raise(class, Lane::Allocation, 1);
         self.raise(class, Lane::AllocatedBytes, bytes);
         self.raise(class, Lane::RequestedBytes, requested);
-        if self.separate_active {
+        if WATCHED && self.is_separate() {
             self.raise(class, Lane::Active, 1);
             self.raise(class, Lane::ActiveBytes, bytes);
         }
     }
 
-    /// Counts a block that its user frees and that is cached at once.
+    /// Counts a block that its user frees and that is cached at once. `WATCHED` as above.
     #[inline(always)]
-    pub(crate) fn free(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+    pub(crate) fn free<const WATCHED: bool>(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+        debug_assert!(WATCHED || !self.is_separate());
         self.lower(class, Lane::Allocation, 1);
         self.lower(class, Lane::AllocatedBytes, bytes);
         self.lower(class, Lane::RequestedBytes, requested);
-        if self.separate_active {
+        if WATCHED && self.is_separate() {
             self.lower(class, Lane::Active, 1);
             self.lower(class, Lane::ActiveBytes, bytes);
         }
@@ -125,7 +131,7 @@ impl PoolStats {
 
     /// From here on active is counted apart.
     fn separate(&mut self) {
-        if self.separate_active {
+        if self.is_separate() {
             return;
         }
         for scope in 0..SCOPES {
@@ -134,12 +140,12 @@ impl PoolStats {
                 self.room[lane][scope] = self.ceiling[scope][lane] - current[lane];
             }
         }
-        self.separate_active = true;
+        self.attention |= SEPARATE;
     }
 
     /// Takes over what `other` counted, and its ceilings.
     fn absorb(&mut self, other: &mut Self) {
-        if self.separate_active || other.separate_active {
+        if self.is_separate() || other.is_separate() {
             self.separate();
             other.separate();
         }
@@ -229,7 +235,7 @@ impl PoolStats {
     }
 
     fn with_active(&self, mut lanes: Lanes) -> Lanes {
-        if !self.separate_active {
+        if !self.is_separate() {
             lanes[Lane::Active as usize] = lanes[Lane::Allocation as usize];
             lanes[Lane::ActiveBytes as usize] = lanes[Lane::AllocatedBytes as usize];
         }
@@ -256,8 +262,8 @@ impl PoolStats {
         const ACTIVE: usize = Lane::Active as usize;
         const ACTIVE_BYTES: usize = Lane::ActiveBytes as usize;
         match lane {
-            ACTIVE if !self.separate_active => Lane::Allocation as usize,
-            ACTIVE_BYTES if !self.separate_active => Lane::AllocatedBytes as usize,
+            ACTIVE if !self.is_separate() => Lane::Allocation as usize,
+            ACTIVE_BYTES if !self.is_separate() => Lane::AllocatedBytes as usize,
             lane => lane,
         }
     }
@@ -274,7 +280,7 @@ impl PoolStats {
 
     /// Sets the ceilings of a scope. Where active is not counted apart, the ceiling of allocated guards both.
     fn set_ceiling(&mut self, scope: usize, mut ceiling: Lanes) {
-        if !self.separate_active {
+        if !self.is_separate() {
             for (allocated, active) in
                 [(Lane::Allocation, Lane::Active), (Lane::AllocatedBytes, Lane::ActiveBytes)]
             {

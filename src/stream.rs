@@ -58,6 +58,11 @@ pub(crate) enum Hot {
     Bounded,
     Expandable,
     Tight,
+    /// The first and the third, with a block in front or counters that only [`PoolStats::attention`] tells of.
+    ///
+    /// [`PoolStats::attention`]: crate::stats::PoolStats::attention
+    WatchedFixed,
+    WatchedExpandable,
     /// One of these, behind magazines.
     Shared,
 }
@@ -112,7 +117,7 @@ impl StreamPool {
         });
         device.add_pool(number, Arc::downgrade(&pool));
         // Whoever starts a session has the locks of the pools that are listed; this one takes part from here on.
-        let mut core = pool.core.lock();
+        let mut core = pool.lock();
         if core.recorder().is_none()
             && let Some(session) = device.history.session()
         {
@@ -131,7 +136,7 @@ impl StreamPool {
     /// what is cached passes with the whole device.
     pub(crate) fn release(&self) {
         let now = self.clock.abandon();
-        let mut core = self.core.lock();
+        let mut core = self.lock();
         core.stats.attention |= RETIRED;
         self.unshare(&mut core);
         for class in SizeClass::ALL {
@@ -187,32 +192,57 @@ impl StreamPool {
         })
     }
 
+    /// The pool's core, with no block in front of its free index.
+    pub(crate) fn lock(&self) -> PoolGuard<'_, PoolCore> {
+        let mut core = self.core.lock();
+        core.settle();
+        core
+    }
+
     /// The hot path: a cached block for a request of up to [`plain_bytes`](Self::plain_bytes), or none.
     #[inline(always)]
     pub(crate) fn take_plain(&self, bytes: u64) -> BlockHandle {
-        if self.is(Hot::Fixed) { self.take_fixed(bytes) } else { self.take_other(bytes) }
+        if self.is(Hot::Fixed) {
+            self.take_fixed(bytes)
+        } else if self.is(Hot::Expandable) {
+            self.take_expandable(bytes)
+        } else {
+            self.take_other(bytes)
+        }
     }
 
-    // Not inlined, so that each kind's code is by itself.
+    // None of them inlined, so that each kind's code is by itself and saves no more registers than it needs.
     #[inline(never)]
     fn take_fixed(&self, bytes: u64) -> BlockHandle {
         self.take_of::<Fixed>(bytes)
     }
 
     #[inline(never)]
-    fn take_other(&self, bytes: u64) -> BlockHandle {
-        if self.is(Hot::Expandable) {
-            return self.take_of::<Expandable>(bytes);
-        }
-        if self.is(Hot::Shared) { self.take_shared(bytes) } else { self.take_by(self.base_kind(), bytes) }
+    fn take_expandable(&self, bytes: u64) -> BlockHandle {
+        self.take_of::<Expandable>(bytes)
     }
 
     #[inline(never)]
-    pub(crate) fn take_by(&self, kind: Hot, bytes: u64) -> BlockHandle {
-        match kind {
-            Hot::Expandable => self.take_of::<Expandable>(bytes),
-            Hot::Tight => self.take_of::<Tight>(bytes),
-            _ => self.take_of::<Bounded>(bytes),
+    fn take_other(&self, bytes: u64) -> BlockHandle {
+        if self.is(Hot::WatchedFixed) {
+            self.take_watched::<Fixed>(bytes)
+        } else if self.is(Hot::WatchedExpandable) {
+            self.take_watched::<Expandable>(bytes)
+        } else if self.is(Hot::Shared) {
+            self.take_shared(bytes)
+        } else {
+            self.take_by_rules(bytes)
+        }
+    }
+
+    /// As the pool's kind without magazines would.
+    #[inline(never)]
+    pub(crate) fn take_by_rules(&self, bytes: u64) -> BlockHandle {
+        match self.base_kind() {
+            Hot::Fixed => self.take_watched::<Fixed>(bytes),
+            Hot::Expandable => self.take_watched::<Expandable>(bytes),
+            Hot::Tight => self.take_watched::<Tight>(bytes),
+            _ => self.take_watched::<Bounded>(bytes),
         }
     }
 
@@ -220,12 +250,35 @@ impl StreamPool {
     fn take_of<K: Kind>(&self, bytes: u64) -> BlockHandle {
         let mut core = self.lock_core();
         if core.stats.attention != 0 {
+            return BlockHandle::EMPTY; // the slow path will know
+        }
+        let Some(block) = core.take_plain::<K, false>(bytes) else { return BlockHandle::EMPTY };
+        if core.stats.attention != 0 {
+            self.attend(&mut core);
+        }
+        block
+    }
+
+    /// The same where something may need attention.
+    #[inline(never)]
+    fn take_watched<K: Kind>(&self, bytes: u64) -> BlockHandle {
+        let mut core = self.lock_core();
+        let Some(block) = core.take_front::<K>(bytes) else { return self.take_behind::<K>(core, bytes) };
+        if core.stats.is_above() {
+            self.attend(&mut core);
+        }
+        block
+    }
+
+    #[inline(never)]
+    fn take_behind<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, bytes: u64) -> BlockHandle {
+        let had_one = core.front.is_some();
+        core.pass_front(had_one);
+        if core.is_off_the_hot_path() {
             return BlockHandle::EMPTY;
         }
-        let Some(block) = core.take_plain::<K>(bytes) else { return BlockHandle::EMPTY };
-        if core.stats.attention != 0 {
-            self.raise(&mut core);
-        }
+        let Some(block) = core.take_plain::<K, true>(bytes) else { return BlockHandle::EMPTY };
+        self.attend(&mut core);
         block
     }
 
@@ -254,14 +307,21 @@ impl StreamPool {
     /// To be called when a slow path handed out a block, before the lock is let go.
     pub(crate) fn handed_out(&self, core: &mut PoolCore, id: BlockId) {
         core.record_alloc(id);
-        self.raise(core);
+        core.try_front();
+        self.attend(core);
     }
 
     /// The other half of the hot path. What it returns is to be dropped by the caller.
     #[inline(always)]
     #[must_use]
     pub(crate) fn free(&self, requested: u64, block: BlockHandle) -> LastReference {
-        if self.is(Hot::Fixed) { self.free_fixed(block.id()) } else { self.free_other(requested, block) }
+        if self.is(Hot::Fixed) {
+            self.free_fixed(block.id())
+        } else if self.is(Hot::Expandable) {
+            self.free_expandable(block.id())
+        } else {
+            self.free_other(requested, block)
+        }
     }
 
     #[inline(never)]
@@ -270,23 +330,27 @@ impl StreamPool {
     }
 
     #[inline(never)]
-    fn free_other(&self, requested: u64, block: BlockHandle) -> LastReference {
-        if self.is(Hot::Expandable) {
-            return self.free_of::<Expandable>(block.id());
-        }
-        if self.is(Hot::Shared) {
-            self.free_shared(requested, block)
-        } else {
-            self.free_by(self.base_kind(), block.id())
-        }
+    fn free_expandable(&self, id: BlockId) -> LastReference {
+        self.free_of::<Expandable>(id)
     }
 
     #[inline(never)]
-    pub(crate) fn free_by(&self, kind: Hot, id: BlockId) -> LastReference {
-        match kind {
-            Hot::Expandable | Hot::Tight => self.free_of::<Expandable>(id),
-            _ => self.free_of::<Fixed>(id),
+    fn free_other(&self, requested: u64, block: BlockHandle) -> LastReference {
+        if self.is(Hot::WatchedFixed) {
+            self.free_watched::<Fixed>(block.id())
+        } else if self.is(Hot::WatchedExpandable) {
+            self.free_watched::<Expandable>(block.id())
+        } else if self.is(Hot::Shared) {
+            self.free_shared(requested, block)
+        } else {
+            self.free_by_rules(block.id())
         }
+    }
+
+    /// As the pool's kind without magazines would.
+    #[inline(never)]
+    pub(crate) fn free_by_rules(&self, id: BlockId) -> LastReference {
+        if self.device.expandable { self.free_watched::<Expandable>(id) } else { self.free_watched::<Fixed>(id) }
     }
 
     #[inline(always)]
@@ -298,28 +362,46 @@ impl StreamPool {
         // Under the lock, so that no block of the pool has a later epoch.
         let now = self.clock.now();
         if core.stats.attention != 0 {
-            return self.free_watched::<K>(core, id, now);
+            return self.free_behind::<K>(core, id, now);
         }
-        core.free::<K>(id, now);
+        core.free::<K, false>(id, now);
         if core.stats.attention != 0 {
             return self.after_free(core);
         }
         None
     }
 
-    /// The rest of [`free`](Self::free) where something needs attention: the history is recorded, the allocator is gone.
-    #[cold]
+    /// The same where something may need attention.
     #[inline(never)]
-    fn free_watched<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, id: BlockId, now: u64) -> LastReference {
-        core.record_free(id);
-        core.free::<K>(id, now);
+    fn free_watched<K: Kind>(&self, id: BlockId) -> LastReference {
+        if process::forks() != self.forks {
+            return None;
+        }
+        let mut core = self.lock_core();
+        let now = self.clock.now();
+        if !core.free_to_front::<K>(id, now) {
+            return self.free_behind::<K>(core, id, now);
+        }
+        if core.stats.is_above() {
+            return self.after_free(core);
+        }
+        None
+    }
+
+    #[inline(never)]
+    fn free_behind<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, id: BlockId, now: u64) -> LastReference {
+        core.pass_front(true);
+        if core.is_off_the_hot_path() {
+            core.record_free(id);
+        }
+        core.free::<K, true>(id, now);
         self.after_free(core)
     }
 
     #[cold]
     #[inline(never)]
     fn after_free(&self, mut core: PoolGuard<'_, PoolCore>) -> LastReference {
-        self.raise(&mut core);
+        self.attend(&mut core);
         if !core.is_closed() {
             return None;
         }
@@ -329,17 +411,26 @@ impl StreamPool {
         last
     }
 
-    /// Raises the peaks if a counter rose above its ceiling. To be called before the lock is let go.
+    /// Sees to what needs attention on the hot path: raises the peaks if a counter rose above its ceiling, and picks the
+    /// compilation that the pool needs from here on. To be called before the lock is let go.
     #[cold]
-    pub(crate) fn raise(&self, core: &mut PoolCore) {
+    pub(crate) fn attend(&self, core: &mut PoolCore) {
         if core.stats.is_above() {
             self.device.peaks.raise(self.number, &mut core.stats, &*self.device);
+        }
+        let kind = match (self.base_kind(), core.is_watched()) {
+            (Hot::Fixed, true) => Hot::WatchedFixed,
+            (Hot::Expandable, true) => Hot::WatchedExpandable,
+            (kind, _) => kind,
+        };
+        if !self.is(Hot::Shared) && !self.is(kind) {
+            self.set_kind(kind);
         }
     }
 
     /// The allocator is gone: nothing is cached from now on.
     pub(crate) fn close(self: &Arc<Self>) {
-        let mut core = self.core.lock();
+        let mut core = self.lock();
         core.stats.attention |= CLOSED;
         self.unshare(&mut core);
         if core.live() > 0 {
@@ -384,7 +475,7 @@ impl StreamPool {
 
     /// Puts a segment back that the driver would not take.
     pub(crate) fn restore_segment(&self, segment: Segment) {
-        let mut core = self.core.lock();
+        let mut core = self.lock();
         self.device.book_leaving(segment.bytes, true);
         let class = segment.class;
         core.record_segment(EventKind::SegmentAlloc, segment.base, segment.bytes, class);
@@ -408,7 +499,7 @@ impl StreamPool {
     /// segment: for the end of the allocator's life only.
     fn settle(&self) {
         let (latest, mut waits) = {
-            let core = self.core.lock();
+            let core = self.lock();
             let waits: Vec<_> = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned()).collect();
             let pending = core.pending.iter().map(|entry| core.blocks[entry.block].epoch).max().unwrap_or(0);
             (core.latest_free_epoch().max(pending), waits)
@@ -438,7 +529,7 @@ impl Drop for StreamPool {
             return;
         }
         // No handle is left, so no block is live; a pending one waits no longer than the driver's free does.
-        let core = self.core.lock();
+        let core = self.lock();
         let segments: Vec<_> = core.segments.iter().map(|(_, segment)| segment.clone()).collect();
         drop(core);
         for segment in segments {

@@ -6,7 +6,7 @@
 //! | I2 | Sizes and addresses are multiples of 512, and no block is empty. |
 //! | I3 | No two neighbours are both free: they are merged. |
 //! | I4 | A free block is in the free index, of its class, and nothing else is. |
-//! | I5 | A live or pending block has a requested size of at most its own; no other block has one. |
+//! | I5 | A live or pending block has a requested size of at most its own. |
 //! | I6 | Pending blocks and the queue of pending frees are the same. |
 //! | I7 | The counters are what a walk over the blocks finds. |
 //! | I8 | Reserved is the sum of segments and pages, what is on its way back included. |
@@ -125,8 +125,8 @@ fn check_pool(core: &PoolCore) -> Result<Vec<(Run, u64)>, InvariantViolation> {
             if before != NONE && block.state() == State::Free && core.blocks[before].state() == State::Free {
                 return Err(broken("I3", at, "a free block beside a free one"));
             }
-            let is_held = matches!(block.state(), State::Live | State::Pending);
-            if is_held != (block.requested > 0) || block.requested > block.size {
+            let is_held = block.is_held();
+            if is_held && !(1..=block.size).contains(&block.requested) {
                 return Err(broken("I5", at, format!("{} of {} bytes requested", block.requested, block.size)));
             }
             pending += usize::from(block.state() == State::Pending);
@@ -187,7 +187,7 @@ fn count(core: &PoolCore, block: &crate::block::Block, found: &mut [i64; LANES])
         }
         _ => {}
     }
-    if matches!(block.state(), State::Live | State::Pending) {
+    if block.is_held() {
         add(Lane::RequestedBytes, block.requested);
         add(Lane::Active, 1);
         add(Lane::ActiveBytes, block.size);

@@ -72,7 +72,7 @@ struct Locked<'a> {
 impl<'a> Locked<'a> {
     /// Locks every pool, brings their ages to one measure and lists what is free.
     fn new(pools: &'a [Arc<StreamPool>]) -> Self {
-        let mut cores: Vec<_> = pools.iter().map(|pool| pool.core.lock()).collect();
+        let mut cores: Vec<_> = pools.iter().map(|pool| pool.lock()).collect();
         let now = cores.iter().map(|core| core.searches).max().unwrap_or(0);
         let mut pieces = [Pieces::new(), Pieces::new()];
         for (owner, (core, pool)) in cores.iter_mut().zip(pools).enumerate() {
@@ -132,7 +132,7 @@ pub(crate) fn poll_streams(device: &Device) {
         return;
     }
     for pool in device.releasable_pools() {
-        let latest = pool.core.lock().latest_free_epoch();
+        let latest = pool.lock().latest_free_epoch();
         if let Err(error) = pool.clock.poll(latest) {
             device.defer(error);
         }
@@ -144,7 +144,7 @@ pub(crate) fn poll_streams(device: &Device) {
 pub(crate) fn wait_for_oldest(device: &Device) -> bool {
     let mut waits: Vec<(u32, Arc<StreamPool>, u64)> = Vec::new();
     for pool in device.releasable_pools() {
-        let core = pool.core.lock();
+        let core = pool.lock();
         let free = SizeClass::ALL.iter().flat_map(|class| core.free[class.index()].iter(&core.blocks));
         let waiting = free.map(|id| &core.blocks[id]).filter(|block| !pool.clock.has_passed(block.epoch));
         let Some(block) = waiting.min_by_key(|block| block.epoch) else { continue };
@@ -182,7 +182,7 @@ pub(crate) fn take_kept(pool: &StreamPool, request: &Request) -> Option<Taken> {
     let state = device.supply.state.lock();
     // Pieces of less than a quarter of the request are of no account.
     let has_free = |other: &StreamPool| {
-        let core = other.core.lock();
+        let core = other.lock();
         !other.is_pinned() && core.free[class].largest(&core.blocks) >= request.bytes / 4
     };
     if device.pools().iter().any(|other| !std::ptr::eq(&**other, pool) && has_free(other)) {
@@ -344,7 +344,7 @@ pub(crate) fn trim(supply: &Supply, device: &Device, target: u64) -> Result<u64>
             Err(None) => {} // unmapped, and kept among such handles: nobody's memory any more
             Ok(()) | Err(Some(_)) => {
                 failed = failed.or(result.err().flatten());
-                owner.core.lock().insert_span(handle.class, handle.at, handle.bytes, 0); // all its work has passed
+                owner.lock().insert_span(handle.class, handle.at, handle.bytes, 0); // all its work has passed
             }
         }
     }

@@ -96,7 +96,7 @@ impl State {
         outcome: Outcome,
     ) -> Result<std::result::Result<Taken, Refusal>> {
         debug_assert!(outcome.stop.is_some() || outcome.mapped.len() == plan.steps.len());
-        let mut core = pool.core.lock();
+        let mut core = pool.lock();
         let unmoved = outcome.unmoved.iter().map(|handle| (handle.class, handle.at, handle.bytes));
         for (class, at, bytes) in
             window.others.iter().map(|&(at, bytes)| (request.class, at, bytes)).chain(unmoved)
