@@ -100,6 +100,9 @@ run() {
         for segments in fixed expandable; do
           "$here/vramalloc" replay --device cuda:0 --segments $segments --format json benches/traces/*.csv.gz
         done
+        # The steady state, without what the machine does beside it.
+        "$here/vramalloc" replay --device cuda:0 --passes 40 benches/traces/*.csv.gz | grep -E 'segments on|least' \
+          | tr -d '│┆' | paste - - | awk '{ print "steady state: " $1 ", " $(NF - 1), $NF }' | tee "$words/replay"
         ;;
       kernels) "$here/gpu" --test-threads 1 --nocapture ;;
       cudarc) "$here/gpu_cudarc" --test-threads 1 --nocapture ;;

@@ -125,10 +125,18 @@ fn expandable_segments_tell_what_they_did_with_pages() {
 #[test]
 fn the_table_names_what_it_shows() {
     let file = traces().join("gnn.csv.gz").display().to_string();
-    let output = replay(&[&file]);
-    for row in
-        ["gnn", "fixed segments on sim", "10412", "peak requested", "3.3572", "modelled", "pass 2", "retries"]
-    {
+    let output = replay(&["--passes", "3", &file]);
+    for row in [
+        "gnn",
+        "fixed segments on sim",
+        "10412",
+        "peak requested",
+        "3.3572",
+        "modelled",
+        "pass 3",
+        "least from pass 2 on",
+        "retries",
+    ] {
         assert!(text(&output.stdout).contains(row), "{row}: {}", text(&output.stdout));
     }
 }
