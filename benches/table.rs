@@ -45,8 +45,8 @@ fn main() {
         drop(allocator.alloc(bytes, &stream).expect("room"));
         let before = allocator.driver().calls();
         let handle =
-            best_ns(11, 2_000 * scale, || drop(black_box(allocator.alloc(bytes, &stream).expect("cached"))));
-        let pointer = best_ns(11, 2_000 * scale, || {
+            best_ns(21, 2_000 * scale, || drop(black_box(allocator.alloc(bytes, &stream).expect("cached"))));
+        let pointer = best_ns(21, 2_000 * scale, || {
             let ptr = allocator.alloc_raw(bytes, &stream).expect("cached");
             allocator.free_raw(ptr).expect("live");
         });
@@ -97,7 +97,7 @@ fn main() {
     for (name, options) in recorded {
         allocator.record_history(options).expect("recorded");
         let pair =
-            best_ns(11, 2_000 * scale, || drop(black_box(allocator.alloc(1 << 20, &stream).expect("cached"))));
+            best_ns(21, 2_000 * scale, || drop(black_box(allocator.alloc(1 << 20, &stream).expect("cached"))));
         println!("{name:>12} {pair:>12.1}");
     }
     let events = allocator.pytorch_snapshot().device_traces.iter().map(Vec::len).sum::<usize>();

@@ -7,7 +7,7 @@
 //! and no counter is any other than it would be without.
 //!
 //! Settling costs a little more than merging at once. So a pool that seldom hands out what is in front stops leaving blocks
-//! there, and tries again when a slow path has handed out a block: then what the program does may have changed.
+//! there, and tries again when it has grown: then what the program does may have changed.
 //!
 //! [`StreamPool::lock`]: crate::stream::StreamPool::lock
 

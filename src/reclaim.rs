@@ -354,7 +354,7 @@ fn grow(pool: &StreamPool, request: &Request, bytes: u64) -> Result<Growth> {
     core.record_segment(Kind::SegmentAlloc, base.0, bytes, request.class);
     let id = core.add_segment(Segment::new(base.0, bytes, request.class));
     let taken = core.carve(id, request);
-    pool.handed_out(&mut core, taken.id);
+    pool.grown(&mut core, taken.id);
     Ok(Ok(taken))
 }
 

@@ -304,10 +304,15 @@ impl StreamPool {
         Some(taken)
     }
 
-    /// To be called when a slow path handed out a block, before the lock is let go.
-    pub(crate) fn handed_out(&self, core: &mut PoolCore, id: BlockId) {
-        core.record_alloc(id);
+    /// To be called when the pool grew and handed out a block, before the lock is let go.
+    pub(crate) fn grown(&self, core: &mut PoolCore, id: BlockId) {
         core.try_front();
+        self.handed_out(core, id);
+    }
+
+    /// To be called when a slow path handed out a block, before the lock is let go.
+    fn handed_out(&self, core: &mut PoolCore, id: BlockId) {
+        core.record_alloc(id);
         self.attend(core);
     }
 

@@ -127,7 +127,7 @@ impl State {
         core.claim(id);
         let at = core.place_in(id, window.start, request.bytes, request.alignment, request.class);
         let taken = core.carve_at(id, at, request);
-        pool.handed_out(&mut core, taken.id);
+        pool.grown(&mut core, taken.id);
         Ok(Ok(taken))
     }
 
