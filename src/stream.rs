@@ -272,13 +272,18 @@ impl StreamPool {
 
     #[inline(never)]
     fn take_behind<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, bytes: u64) -> BlockHandle {
-        let had_one = core.front.is_some();
+        let (had_one, was_watched) = (core.front.is_some(), core.is_watched());
         core.pass_front(had_one);
+        if core.is_watched() != was_watched {
+            self.attend(&mut core);
+        }
         if core.is_off_the_hot_path() {
             return BlockHandle::EMPTY;
         }
         let Some(block) = core.take_plain::<K, true>(bytes) else { return BlockHandle::EMPTY };
-        self.attend(&mut core);
+        if core.stats.is_above() {
+            self.attend(&mut core);
+        }
         block
     }
 
@@ -395,12 +400,17 @@ impl StreamPool {
 
     #[inline(never)]
     fn free_behind<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, id: BlockId, now: u64) -> LastReference {
+        let was_watched = core.is_watched();
         core.pass_front(true);
-        if core.is_off_the_hot_path() {
+        let is_off = core.is_off_the_hot_path();
+        if is_off {
             core.record_free(id);
         }
         core.free::<K, true>(id, now);
-        self.after_free(core)
+        if is_off || core.stats.is_above() || core.is_watched() != was_watched {
+            return self.after_free(core);
+        }
+        None
     }
 
     #[cold]
