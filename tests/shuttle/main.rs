@@ -5,6 +5,12 @@
 
 #![cfg(vramalloc_shuttle)]
 
+mod lock;
+#[allow(dead_code)] // the crate uses more of it
+#[path = "../../src/lock.rs"]
+mod pool_lock;
+mod sync;
+
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config as Explorer, Runner, thread};
 use std::sync::Arc;
