@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The tests of the CUDA driver, the bridge to cudarc and page-locked memory under memory checkers, on the fake libcuda: no
-# GPU is needed. `scripts/sanitize.sh [valgrind] [asan]`, both by default. AddressSanitizer needs a nightly toolchain; what
+# The tests of the CUDA driver, the bridge to cudarc and page-locked memory under memory checkers, on the fake libcuda, and
+# those with threads, of the allocator and all that is around it, under ThreadSanitizer: no GPU is needed.
+# `scripts/sanitize.sh [valgrind] [asan] [tsan]`, all by default. AddressSanitizer needs a nightly toolchain, ThreadSanitizer
+# its sources, too, and some minutes for a first build, as it takes in the standard library; the tests take one or two. What
 # is not there is left out, with a line that says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-[ $# -gt 0 ] || set -- valgrind asan
+[ $# -gt 0 ] || set -- valgrind asan tsan
 wanted() { case " $wants " in *" $1 "*) true ;; *) false ;; esac; }
 wants=$*
 
@@ -49,4 +51,20 @@ elif cargo +nightly --version >/dev/null 2>&1; then
   done
 else
   echo "LEFT OUT: AddressSanitizer needs a nightly toolchain (rustup toolchain install nightly)" >&2
+fi
+
+sources=lib/rustlib/src/rust/library/Cargo.lock
+if ! wanted tsan; then
+  :
+elif [ -e "$(rustc +nightly --print sysroot 2>/dev/null)/$sources" ]; then
+  printf '\n== ThreadSanitizer\n'
+  # The first race ends a test program: after it there are often thousands. The fake library takes the sanitizer's functions
+  # from the program that loads it, hence the link argument.
+  TSAN_OPTIONS=halt_on_error=1 RUSTFLAGS="-Zsanitizer=thread -Clink-arg=-rdynamic" \
+    CARGO_PROFILE_DEV_OPT_LEVEL=${CARGO_PROFILE_DEV_OPT_LEVEL:-1} cargo +nightly test -Zbuild-std --target "$host" \
+    --target-dir "${CARGO_TARGET_DIR:-target}/tsan" -p vramalloc -p vramalloc-capi --lib --test stress --test scenarios \
+    --test regressions --test diagnostics --test sim_device --test buffer --test pinned --test cuda_driver --test fake_cuda
+else
+  echo "LEFT OUT: ThreadSanitizer needs a nightly toolchain with its sources" \
+    "(rustup toolchain install nightly --component rust-src)" >&2
 fi

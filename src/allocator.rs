@@ -453,71 +453,69 @@ impl CachingAllocator {
 
     /// Starts all peaks anew, from what is current.
     pub fn reset_peak_memory_stats(&self) {
-        let pools = self.inner.device.pools();
-        let mut cores = lock_all(&pools);
-        let mut stats: Vec<(usize, &mut PoolStats)> =
-            pools.iter().map(|pool| pool.number).zip(cores.iter_mut().map(|core| &mut core.stats)).collect();
-        self.inner.device.peaks.reset_peaks(&mut stats);
-        let mut ledger = self.inner.device.ledger.lock();
-        ledger.segment.reset_peak();
-        ledger.reserved_bytes.reset_peak();
-        ledger.oversize_segments.reset_peak();
+        let device = &*self.inner.device;
+        device.with_all_locked(|pools, cores| {
+            let mut stats: Vec<(usize, &mut PoolStats)> =
+                pools.iter().map(|pool| pool.number).zip(cores.iter_mut().map(|core| &mut core.stats)).collect();
+            device.peaks.reset_peaks(&mut stats);
+            let mut ledger = device.ledger.lock();
+            ledger.segment.reset_peak();
+            ledger.reserved_bytes.reset_peak();
+            ledger.oversize_segments.reset_peak();
+        });
     }
 
     /// Starts all running sums and event counters anew; what is current, and the peaks, stay.
     pub fn reset_accumulated_memory_stats(&self) {
-        let pools = self.inner.device.pools();
-        let cores = lock_all(&pools);
-        let stats: Vec<_> =
-            pools.iter().map(|pool| pool.number).zip(cores.iter().map(|core| &core.stats)).collect();
-        self.inner.device.peaks.reset_accumulated(&stats);
-        let mut ledger = self.inner.device.ledger.lock();
-        ledger.segment.reset_accumulated();
-        ledger.reserved_bytes.reset_accumulated();
-        ledger.oversize_segments.reset_accumulated();
-        ledger.alloc_retries = 0;
-        ledger.ooms = 0;
-        ledger.syncs = 0;
-        ledger.device_allocs = 0;
-        ledger.device_frees = 0;
+        let device = &*self.inner.device;
+        device.with_all_locked(|pools, cores| {
+            device.peaks.reset_accumulated(&numbered(pools, cores));
+            let mut ledger = device.ledger.lock();
+            ledger.segment.reset_accumulated();
+            ledger.reserved_bytes.reset_accumulated();
+            ledger.oversize_segments.reset_accumulated();
+            ledger.alloc_retries = 0;
+            ledger.ooms = 0;
+            ledger.syncs = 0;
+            ledger.device_allocs = 0;
+            ledger.device_frees = 0;
+        });
     }
 
     /// All statistics, at one moment. Locks every pool for that moment.
     #[must_use]
     pub fn memory_stats(&self) -> MemoryStats {
         let device = &*self.inner.device;
-        let pools = device.pools();
-        let cores = lock_all(&pools);
-        let stats: Vec<_> =
-            pools.iter().map(|pool| pool.number).zip(cores.iter().map(|core| &core.stats)).collect();
-        let lanes = device.peaks.read(&stats);
-        let array = |lane: Lane| StatArray::from_scopes(lanes[lane as usize]);
-        let ledger = device.ledger.lock();
-        // Pools that were busy count towards a peak with all that they may hold; no more than was reserved can have
-        // been held.
-        let held = |lane: Lane| array(lane).at_most(&ledger.reserved_bytes);
-        MemoryStats {
-            allocation: array(Lane::Allocation),
-            allocated_bytes: held(Lane::AllocatedBytes),
-            requested_bytes: array(Lane::RequestedBytes),
-            active: array(Lane::Active),
-            active_bytes: held(Lane::ActiveBytes),
-            segment: ledger.segment,
-            reserved_bytes: ledger.reserved_bytes,
-            inactive_split: array(Lane::InactiveSplit),
-            inactive_split_bytes: array(Lane::InactiveSplitBytes),
-            oversize_allocations: array(Lane::OversizeAllocation).all,
-            oversize_segments: ledger.oversize_segments,
-            num_alloc_retries: ledger.alloc_retries,
-            num_ooms: ledger.ooms,
-            num_sync_all_streams: ledger.syncs,
-            num_device_alloc: ledger.device_allocs,
-            num_device_free: ledger.device_frees,
-            max_split_size: device
-                .config
-                .max_split_bytes
-                .map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
-        }
+        device.with_all_locked(|pools, cores| {
+            let lanes = device.peaks.read(&numbered(pools, cores));
+            let array = |lane: Lane| StatArray::from_scopes(lanes[lane as usize]);
+            let ledger = device.ledger.lock();
+            // Pools that were busy count towards a peak with all that they may hold; no more than was reserved can have
+            // been held.
+            let held = |lane: Lane| array(lane).at_most(&ledger.reserved_bytes);
+            MemoryStats {
+                allocation: array(Lane::Allocation),
+                allocated_bytes: held(Lane::AllocatedBytes),
+                requested_bytes: array(Lane::RequestedBytes),
+                active: array(Lane::Active),
+                active_bytes: held(Lane::ActiveBytes),
+                segment: ledger.segment,
+                reserved_bytes: ledger.reserved_bytes,
+                inactive_split: array(Lane::InactiveSplit),
+                inactive_split_bytes: array(Lane::InactiveSplitBytes),
+                oversize_allocations: array(Lane::OversizeAllocation).all,
+                oversize_segments: ledger.oversize_segments,
+                num_alloc_retries: ledger.alloc_retries,
+                num_ooms: ledger.ooms,
+                num_sync_all_streams: ledger.syncs,
+                num_device_alloc: ledger.device_allocs,
+                num_device_free: ledger.device_frees,
+                max_split_size: device
+                    .config
+                    .max_split_bytes
+                    .map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
+            }
+        })
     }
 
     /// The statistics as a table, with the rows of PyTorch's `torch.cuda.memory_summary()`.
@@ -583,12 +581,12 @@ impl CachingAllocator {
     /// Every segment and block, at one moment. Locks every pool for that moment.
     #[must_use]
     pub fn snapshot(&self) -> crate::Snapshot {
-        let pools = self.inner.device.pools();
-        let cores = lock_all(&pools);
-        crate::Snapshot::take(
-            self.device(),
-            pools.iter().map(|pool| pool.clock.key).zip(cores.iter().map(|core| &**core)),
-        )
+        self.inner.device.with_all_locked(|pools, cores| {
+            crate::Snapshot::take(
+                self.device(),
+                pools.iter().map(|pool| pool.clock.key).zip(cores.iter().map(|core| &**core)),
+            )
+        })
     }
 
     /// Walks every structure and checks every invariant. For tests; O(blocks).
@@ -679,9 +677,9 @@ impl CachingAllocator {
     }
 }
 
-/// Locks all pools, in the order of their numbers.
-pub(crate) fn lock_all(pools: &[Arc<StreamPool>]) -> Vec<Whole<'_>> {
-    pools.iter().map(|pool| pool.lock_whole()).collect()
+/// The statistics of pools, by number.
+fn numbered<'a>(pools: &[Arc<StreamPool>], cores: &'a [Whole<'_>]) -> Vec<(usize, &'a PoolStats)> {
+    pools.iter().map(|pool| pool.number).zip(cores.iter().map(|core| &core.stats)).collect()
 }
 
 /// What all pools hold, in bytes.
@@ -694,18 +692,18 @@ pub(crate) struct Held {
 }
 
 pub(crate) fn held(device: &Device) -> Held {
-    let pools = device.pools();
-    let cores = lock_all(&pools);
-    let sum = |lane: Lane| {
-        let sum: i64 = cores.iter().map(|core| core.stats.total(lane)).sum();
-        u64::try_from(sum).unwrap_or(0)
-    };
-    Held {
-        allocated: sum(Lane::AllocatedBytes),
-        active: sum(Lane::ActiveBytes),
-        inactive_split: sum(Lane::InactiveSplitBytes),
-        freed: cores.iter().map(|core| core.stats.freed_bytes(SizeClass::Large)).sum(),
-    }
+    device.with_all_locked(|_, cores| {
+        let sum = |lane: Lane| {
+            let sum: i64 = cores.iter().map(|core| core.stats.total(lane)).sum();
+            u64::try_from(sum).unwrap_or(0)
+        };
+        Held {
+            allocated: sum(Lane::AllocatedBytes),
+            active: sum(Lane::ActiveBytes),
+            inactive_split: sum(Lane::InactiveSplitBytes),
+            freed: cores.iter().map(|core| core.stats.freed_bytes(SizeClass::Large)).sum(),
+        }
+    })
 }
 
 /// An allocator that is not kept alive.

@@ -8,6 +8,7 @@ use crate::event::EventPool;
 use crate::history::History;
 use crate::pinned::HostPool;
 use crate::process::{self, Latch, Usable};
+use crate::shared::Whole;
 use crate::size::SizeClass;
 use crate::stats::{PeakBoard, PoolStats, Pools, Stat, StatArray, Visited};
 use crate::stream::StreamPool;
@@ -36,6 +37,8 @@ pub(crate) struct Device {
     pub(crate) ledger: Mutex<Ledger>,
     /// All pools, by number. They own the device, not the other way round.
     pools: RwLock<Vec<Weak<StreamPool>>>,
+    /// Held while a pool is listed, and by who has locked all that are. Locked after pools, before the peak board.
+    listing: Mutex<()>,
     /// Pools of destroyed streams that still hold something.
     retired: Mutex<Vec<Arc<StreamPool>>>,
     /// An error that cannot be returned where it happened (in a drop).
@@ -100,6 +103,7 @@ impl Device {
             peaks: PeakBoard::new(),
             ledger: Mutex::new(Ledger::default()),
             pools: RwLock::new(Vec::new()),
+            listing: Mutex::new(()),
             retired: Mutex::new(Vec::new()),
             deferred: Mutex::new(None),
             usable: Usable::new(),
@@ -164,6 +168,7 @@ impl Device {
 
     /// Lists a new pool under its number.
     pub(crate) fn add_pool(&self, number: usize, pool: Weak<StreamPool>) {
+        let _listing = self.listing.lock();
         let mut pools = self.pools.write();
         if pools.len() <= number {
             pools.resize(number + 1, Weak::new());
@@ -174,6 +179,26 @@ impl Device {
     /// The pools that there are, in the order of their numbers, which is the order to lock several in.
     pub(crate) fn pools(&self) -> Vec<Arc<StreamPool>> {
         self.pools.read().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Calls `f` with every pool locked, its magazines included. A pool that is being made takes part in nothing before `f`
+    /// has returned, so what `f` sees is all that there is.
+    pub(crate) fn with_all_locked<T>(&self, f: impl FnOnce(&[Arc<StreamPool>], &mut [Whole<'_>]) -> T) -> T {
+        loop {
+            let pools = self.pools();
+            let mut cores: Vec<_> = pools.iter().map(|pool| pool.lock_whole()).collect();
+            let _listing = self.listing.lock();
+            // One that was listed before this last lock was taken may not be locked.
+            if self.are_all(&pools) {
+                return f(&pools, &mut cores);
+            }
+        }
+    }
+
+    fn are_all(&self, pools: &[Arc<StreamPool>]) -> bool {
+        let listed = self.pools.read();
+        let alive = listed.iter().filter(|pool| pool.strong_count() > 0);
+        alive.map(Weak::as_ptr).eq(pools.iter().map(Arc::as_ptr))
     }
 
     /// The pools whose cached memory may be given to others: all but private ones that are not released.

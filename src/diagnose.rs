@@ -1,6 +1,6 @@
 //! The allocator's tools: the history, scopes, and snapshots drawn from them.
 
-use crate::allocator::{CachingAllocator, lock_all};
+use crate::allocator::CachingAllocator;
 use crate::breakdown::MemoryBreakdown;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -17,17 +17,7 @@ use std::sync::Arc;
 /// Calls `f` with every pool and the supply locked: nothing moves meanwhile.
 pub(crate) fn frozen<T>(device: &Device, f: impl FnOnce(&[Arc<StreamPool>], &mut [Whole<'_>], &Supply) -> T) -> T {
     let supply = device.supply.state.lock();
-    let mut pools = device.pools();
-    loop {
-        let mut cores = lock_all(&pools);
-        // A pool that came in between is not locked; what it reserved by now would be missed.
-        let now = device.pools();
-        if now.len() == pools.len() && now.iter().zip(&pools).all(|(now, then)| Arc::ptr_eq(now, then)) {
-            return f(&pools, &mut cores, &supply);
-        }
-        drop(cores);
-        pools = now;
-    }
+    device.with_all_locked(|pools, cores| f(pools, cores, &supply))
 }
 
 impl CachingAllocator {

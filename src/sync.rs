@@ -1,12 +1,19 @@
 //! The locks and atomics of the crate: `parking_lot`, a pool's own and `std`, or the shuttle model checker's under
-//! `--cfg vramalloc_shuttle`, so that tests can explore every order of two threads' steps.
+//! `--cfg vramalloc_shuttle`, so that tests can explore every order of two threads' steps. `lock.rs` is no part
+//! of that build: its own models, in `tests/shuttle/lock.rs`, take the file as it is and give it another `sync`.
 
 #[cfg(not(vramalloc_shuttle))]
 pub(crate) use crate::lock::{PoolGuard, PoolMutex};
 #[cfg(not(vramalloc_shuttle))]
 pub(crate) use parking_lot::{Mutex, RwLock};
 #[cfg(not(vramalloc_shuttle))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+use parking_lot_core::{DEFAULT_PARK_TOKEN, DEFAULT_UNPARK_TOKEN};
+#[cfg(not(vramalloc_shuttle))]
+pub(crate) use std::hint::spin_loop;
+#[cfg(not(vramalloc_shuttle))]
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+#[cfg(not(vramalloc_shuttle))]
+pub(crate) use std::thread::yield_now;
 
 #[cfg(vramalloc_shuttle)]
 pub(crate) use model::{Mutex, Mutex as PoolMutex, MutexGuard as PoolGuard, RwLock};
@@ -28,6 +35,26 @@ pub(crate) fn thread_number() -> usize {
         }
         number.get()
     })
+}
+
+/// Sleeps until it is [woken](wake), for `longest` at most; not at all if `held` is false by the time at which it could be.
+#[cfg(not(vramalloc_shuttle))]
+#[inline(always)]
+pub(crate) fn sleep_while(held: &AtomicBool, longest: std::time::Duration) {
+    let until = std::time::Instant::now() + longest;
+    let (address, is_held) = (&raw const *held as usize, || held.load(Ordering::SeqCst));
+    // SAFETY: nobody else parks at the address of what the lock lends; the closures neither panic nor call into the
+    // parking lot.
+    unsafe { parking_lot_core::park(address, is_held, || {}, |_, _| {}, DEFAULT_PARK_TOKEN, Some(until)) };
+}
+
+/// Wakes a thread that sleeps while what is at `address` is true, if there is one. The address is not read.
+#[cfg(not(vramalloc_shuttle))]
+#[cold]
+#[inline(never)]
+pub(crate) fn wake(address: usize) {
+    // SAFETY: as above.
+    unsafe { parking_lot_core::unpark_one(address, |_| DEFAULT_UNPARK_TOKEN) };
 }
 
 #[cfg(vramalloc_shuttle)]

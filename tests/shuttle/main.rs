@@ -5,12 +5,18 @@
 
 #![cfg(vramalloc_shuttle)]
 
+mod lock;
+#[allow(dead_code)] // the crate uses more of it
+#[path = "../../src/lock.rs"]
+mod pool_lock;
+mod sync;
+
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config as Explorer, Runner, thread};
 use std::sync::Arc;
 use vramalloc::driver::sim::{SimDriver, Work};
 use vramalloc::driver::{StreamHandle, StreamKey};
-use vramalloc::{Allocation, CachingAllocator, Config, Limit, Stream};
+use vramalloc::{Allocation, BlockState, CachingAllocator, Config, Limit, Stream};
 
 const MIB: u64 = 1 << 20;
 const SEED: u64 = 0x7072_616d;
@@ -186,6 +192,81 @@ fn peaks_over_two_pools_are_never_too_low() {
         let peak = world.allocator.memory_stats().allocated_bytes.all.peak;
         assert_eq!(peak, 20_480);
         drop((more, held));
+        world.finish();
+    });
+}
+
+#[test]
+fn a_stream_that_comes_while_all_are_locked_is_not_missed() {
+    explore(|| {
+        let world = World::new(1, Config::default());
+        let moved = world.alloc(4096, 0);
+        let thread = world.spawn(move |world| {
+            // There are always 4096 bytes at least, and only here more of them.
+            let stream = world.allocator.stream(world.sim.create_stream()).unwrap();
+            let new = world.allocator.alloc(4096, &stream).unwrap();
+            drop(moved);
+            new
+        });
+        let seen = [world.allocator.memory_allocated(), world.allocator.snapshot().bytes_in(BlockState::Live)];
+        assert!(seen.iter().all(|bytes| (4096..=8192).contains(bytes)), "{seen:?}");
+        let stats = world.allocator.memory_stats();
+        let allocated = stats.allocated_bytes.all;
+        assert!(
+            (4096..=8192).contains(&allocated.current) && allocated.current <= allocated.peak,
+            "{allocated:?}"
+        );
+        world.allocator.validate().unwrap();
+        drop(thread.join().unwrap());
+        world.finish();
+    });
+}
+
+#[test]
+fn a_stream_comes_and_goes_while_all_are_locked() {
+    explore(|| {
+        let world = World::new(1, Config::default());
+        let held = world.alloc(4096, 0);
+        let thread = world.spawn(|world| {
+            let stream = world.allocator.stream(world.sim.create_stream()).unwrap();
+            drop(world.allocator.alloc(4096, &stream).unwrap());
+            world.allocator.empty_cache().unwrap();
+            world.allocator.retire_stream(&stream).unwrap();
+        });
+        for _ in 0..2 {
+            let counted = world.allocator.memory_stats().allocation.all;
+            assert!((1..=2).contains(&counted.allocated) && counted.allocated - counted.freed == counted.current);
+        }
+        thread.join().unwrap();
+        let counted = world.allocator.memory_stats().allocation.all;
+        assert_eq!((counted.current, counted.allocated, counted.freed), (1, 2, 1));
+        drop(held);
+        world.finish();
+    });
+}
+
+#[test]
+fn statistics_start_anew_while_a_stream_comes() {
+    explore(|| {
+        let world = World::new(1, Config::default());
+        let thread = world.spawn(|world| {
+            let stream = world.allocator.stream(world.sim.create_stream()).unwrap();
+            drop(world.allocator.alloc(8192, &stream).unwrap());
+            world.allocator.alloc(4096, &stream).unwrap()
+        });
+        world.allocator.reset_peak_memory_stats();
+        world.allocator.reset_accumulated_memory_stats();
+        let held = thread.join().unwrap();
+        let allocated = world.allocator.memory_stats().allocated_bytes.all;
+        // Each reset came before, between or after the two allocations, with nothing, the first or the last held.
+        assert_eq!(allocated.current, 4096);
+        assert!([4096, 8192].contains(&allocated.peak), "{allocated:?}");
+        let counted = (allocated.allocated, allocated.freed);
+        assert!([(12_288, 8192), (4096, 8192), (4096, 0), (0, 0)].contains(&counted), "{allocated:?}");
+        drop(held);
+        let all = world.allocator.memory_stats().allocated_bytes.all;
+        assert_eq!(all.freed, counted.1 + 4096);
+        world.allocator.reset_accumulated_memory_stats();
         world.finish();
     });
 }
