@@ -398,7 +398,7 @@ impl Drop for Device {
 impl Pools for Device {
     fn visit_one(&self, number: usize, f: &mut dyn FnMut(&mut PoolStats)) {
         let pool = self.pools.read().get(number).and_then(Weak::upgrade);
-        if let Some(mut core) = pool.as_ref().and_then(|pool| pool.core.try_lock()) {
+        if let Some(mut core) = pool.as_ref().and_then(|pool| pool.try_lock_stats()) {
             f(&mut core.stats);
         }
     }
@@ -412,7 +412,7 @@ impl Pools for Device {
         };
         let mut cores = Vec::with_capacity(pools.len());
         let others = pools.iter().filter(|(number, _)| *number != own);
-        cores.extend(others.map(|(number, pool)| (*number, pool.core.try_lock())));
+        cores.extend(others.map(|(number, pool)| (*number, pool.try_lock_stats())));
         let shelves = pools.iter().filter_map(|(_, pool)| pool.shelves.get()).flatten();
         let others = shelves.filter(|shelf| shelf.number != own);
         let mut magazines: Vec<_> = others.map(|shelf| (shelf.number, shelf.magazine.try_lock())).collect();

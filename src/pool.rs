@@ -272,9 +272,9 @@ impl PoolCore {
         self.stats.attention & !(ABOVE | SEPARATE | FRONT) != 0
     }
 
-    /// Whether operations look at [`PoolStats::attention`], but need no slow path.
-    pub(crate) fn is_watched(&self) -> bool {
-        self.stats.attention & (SEPARATE | FRONT) != 0
+    /// Whether freed blocks stay in front of the free index.
+    pub(crate) fn keeps_front(&self) -> bool {
+        self.stats.attention & FRONT != 0
     }
 
     pub(crate) fn is_retired(&self) -> bool {

@@ -83,11 +83,13 @@ impl StreamPool {
     pub(crate) fn unshare(&self, core: &mut PoolCore) {
         let mut magazines = self.empty_magazines(core);
         self.close_magazines(&mut magazines);
+        self.attend(core);
     }
 
     /// The same for a pool that is locked with them.
     pub(crate) fn unshare_whole(&self, whole: &mut Whole<'_>) {
         self.close_magazines(&mut whole.magazines);
+        self.attend(&mut whole.core);
     }
 
     fn close_magazines(&self, magazines: &mut [PoolGuard<'_, Magazine>]) {
@@ -202,7 +204,7 @@ mod tests {
         let at = first.ptr();
         drop(first);
         assert_eq!(kept(&stream), 1);
-        let core = stream.pool.core.lock(); // with the pool locked
+        let core = stream.pool.lock(); // with the pool locked
         let again = allocator.alloc(5000, &stream).unwrap();
         assert_eq!(again.ptr(), at);
         drop(again);

@@ -98,8 +98,9 @@ impl PoolStats {
         self.room[lane as usize][ALL] += by as i64;
     }
 
+    /// Whether active memory is counted apart.
     #[inline(always)]
-    fn is_separate(&self) -> bool {
+    pub(crate) fn is_separate(&self) -> bool {
         self.attention & SEPARATE != 0
     }
 

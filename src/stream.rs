@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 /// freed.
 #[repr(align(128))]
 pub(crate) struct StreamPool {
-    pub(crate) core: PoolMutex<PoolCore>,
+    core: PoolMutex<PoolCore>,
     pub(crate) clock: Arc<StreamClock>,
     pub(crate) device: Arc<Device>,
     /// The pool's number on the device.
@@ -37,6 +37,8 @@ pub(crate) struct StreamPool {
     pub(crate) plain_bytes: u64,
     /// A [`Hot`].
     kind: AtomicU64,
+    /// The [`Hot`] that it is without magazines and with nothing to attend to.
+    base: Hot,
     /// How often threads met at the pool's lock.
     pub(crate) meetings: AtomicU64,
     /// Magazines, since they have met too often.
@@ -58,11 +60,11 @@ pub(crate) enum Hot {
     Bounded,
     Expandable,
     Tight,
-    /// The first and the third, with a block in front or counters that only [`PoolStats::attention`] tells of.
-    ///
-    /// [`PoolStats::attention`]: crate::stats::PoolStats::attention
-    WatchedFixed,
-    WatchedExpandable,
+    /// The first and the third while freed blocks stay in front.
+    FrontFixed,
+    FrontExpandable,
+    /// Any of the first four, told apart at each call: while active memory is counted apart.
+    Ruled,
     /// One of these, behind magazines.
     Shared,
 }
@@ -107,6 +109,7 @@ impl StreamPool {
             number,
             growing: Mutex::new(()),
             kind: AtomicU64::new(Hot::of(device) as u64),
+            base: Hot::of(device),
             meetings: AtomicU64::new(0),
             shelves: OnceLock::new(),
             plain_bytes: if is_plain { rules.ordinary_bytes() } else { 0 },
@@ -170,9 +173,9 @@ impl StreamPool {
         }
     }
 
-    /// The kind of pool it is without magazines.
+    /// The kind of pool it is without magazines and with nothing to attend to.
     pub(crate) fn base_kind(&self) -> Hot {
-        Hot::of(&self.device)
+        self.base
     }
 
     pub(crate) fn set_kind(&self, kind: Hot) {
@@ -182,6 +185,11 @@ impl StreamPool {
     #[inline(always)]
     fn is(&self, kind: Hot) -> bool {
         self.kind.load(Ordering::Acquire) == kind as u64
+    }
+
+    /// The pool's core, if it is free, for its statistics alone: a block may be in front.
+    pub(crate) fn try_lock_stats(&self) -> Option<PoolGuard<'_, PoolCore>> {
+        self.core.try_lock()
     }
 
     #[inline(always)]
@@ -224,10 +232,10 @@ impl StreamPool {
 
     #[inline(never)]
     fn take_other(&self, bytes: u64) -> BlockHandle {
-        if self.is(Hot::WatchedFixed) {
-            self.take_watched::<Fixed>(bytes)
-        } else if self.is(Hot::WatchedExpandable) {
-            self.take_watched::<Expandable>(bytes)
+        if self.is(Hot::FrontFixed) {
+            self.take_front::<Fixed>(bytes)
+        } else if self.is(Hot::FrontExpandable) {
+            self.take_front::<Expandable>(bytes)
         } else if self.is(Hot::Shared) {
             self.take_shared(bytes)
         } else {
@@ -235,14 +243,14 @@ impl StreamPool {
         }
     }
 
-    /// As the pool's kind without magazines would.
+    /// As the pool's base kind would, whatever needs attention.
     #[inline(never)]
     pub(crate) fn take_by_rules(&self, bytes: u64) -> BlockHandle {
-        match self.base_kind() {
-            Hot::Fixed => self.take_watched::<Fixed>(bytes),
-            Hot::Expandable => self.take_watched::<Expandable>(bytes),
-            Hot::Tight => self.take_watched::<Tight>(bytes),
-            _ => self.take_watched::<Bounded>(bytes),
+        match self.base {
+            Hot::Fixed => self.take_ruled::<Fixed>(bytes),
+            Hot::Expandable => self.take_ruled::<Expandable>(bytes),
+            Hot::Tight => self.take_ruled::<Tight>(bytes),
+            _ => self.take_ruled::<Bounded>(bytes),
         }
     }
 
@@ -259,9 +267,9 @@ impl StreamPool {
         block
     }
 
-    /// The same where something may need attention.
+    /// The same where a block may be in front.
     #[inline(never)]
-    fn take_watched<K: Kind>(&self, bytes: u64) -> BlockHandle {
+    fn take_front<K: Kind>(&self, bytes: u64) -> BlockHandle {
         let mut core = self.lock_core();
         let Some(block) = core.take_front::<K>(bytes) else { return self.take_behind::<K>(core, bytes) };
         if core.stats.is_above() {
@@ -271,10 +279,20 @@ impl StreamPool {
     }
 
     #[inline(never)]
-    fn take_behind<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, bytes: u64) -> BlockHandle {
-        let (had_one, was_watched) = (core.front.is_some(), core.is_watched());
+    fn take_behind<K: Kind>(&self, core: PoolGuard<'_, PoolCore>, bytes: u64) -> BlockHandle {
+        self.take_watched::<K>(core, bytes)
+    }
+
+    #[inline(never)]
+    fn take_ruled<K: Kind>(&self, bytes: u64) -> BlockHandle {
+        self.take_watched::<K>(self.lock_core(), bytes)
+    }
+
+    #[inline(always)]
+    fn take_watched<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, bytes: u64) -> BlockHandle {
+        let (had_one, attention) = (core.front.is_some(), core.stats.attention);
         core.pass_front(had_one);
-        if core.is_watched() != was_watched {
+        if core.stats.attention != attention {
             self.attend(&mut core);
         }
         if core.is_off_the_hot_path() {
@@ -346,10 +364,10 @@ impl StreamPool {
 
     #[inline(never)]
     fn free_other(&self, requested: u64, block: BlockHandle) -> LastReference {
-        if self.is(Hot::WatchedFixed) {
-            self.free_watched::<Fixed>(block.id())
-        } else if self.is(Hot::WatchedExpandable) {
-            self.free_watched::<Expandable>(block.id())
+        if self.is(Hot::FrontFixed) {
+            self.free_front::<Fixed>(block.id())
+        } else if self.is(Hot::FrontExpandable) {
+            self.free_front::<Expandable>(block.id())
         } else if self.is(Hot::Shared) {
             self.free_shared(requested, block)
         } else {
@@ -357,10 +375,13 @@ impl StreamPool {
         }
     }
 
-    /// As the pool's kind without magazines would.
+    /// As the pool's base kind would, whatever needs attention.
     #[inline(never)]
     pub(crate) fn free_by_rules(&self, id: BlockId) -> LastReference {
-        if self.device.expandable { self.free_watched::<Expandable>(id) } else { self.free_watched::<Fixed>(id) }
+        match self.base {
+            Hot::Expandable | Hot::Tight => self.free_ruled::<Expandable>(id),
+            _ => self.free_ruled::<Fixed>(id),
+        }
     }
 
     #[inline(always)]
@@ -381,9 +402,9 @@ impl StreamPool {
         None
     }
 
-    /// The same where something may need attention.
+    /// The same where a block may stay in front.
     #[inline(never)]
-    fn free_watched<K: Kind>(&self, id: BlockId) -> LastReference {
+    fn free_front<K: Kind>(&self, id: BlockId) -> LastReference {
         if process::forks() != self.forks {
             return None;
         }
@@ -399,15 +420,30 @@ impl StreamPool {
     }
 
     #[inline(never)]
-    fn free_behind<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, id: BlockId, now: u64) -> LastReference {
-        let was_watched = core.is_watched();
+    fn free_behind<K: Kind>(&self, core: PoolGuard<'_, PoolCore>, id: BlockId, now: u64) -> LastReference {
+        self.free_watched::<K>(core, id, now)
+    }
+
+    #[inline(never)]
+    fn free_ruled<K: Kind>(&self, id: BlockId) -> LastReference {
+        if process::forks() != self.forks {
+            return None;
+        }
+        let core = self.lock_core();
+        let now = self.clock.now();
+        self.free_watched::<K>(core, id, now)
+    }
+
+    #[inline(always)]
+    fn free_watched<K: Kind>(&self, mut core: PoolGuard<'_, PoolCore>, id: BlockId, now: u64) -> LastReference {
+        let attention = core.stats.attention;
         core.pass_front(true);
         let is_off = core.is_off_the_hot_path();
         if is_off {
             core.record_free(id);
         }
         core.free::<K, true>(id, now);
-        if is_off || core.stats.is_above() || core.is_watched() != was_watched {
+        if is_off || core.stats.attention != attention {
             return self.after_free(core);
         }
         None
@@ -433,10 +469,11 @@ impl StreamPool {
         if core.stats.is_above() {
             self.device.peaks.raise(self.number, &mut core.stats, &*self.device);
         }
-        let kind = match (self.base_kind(), core.is_watched()) {
-            (Hot::Fixed, true) => Hot::WatchedFixed,
-            (Hot::Expandable, true) => Hot::WatchedExpandable,
-            (kind, _) => kind,
+        let kind = match self.base {
+            Hot::Fixed if core.keeps_front() => Hot::FrontFixed,
+            Hot::Expandable if core.keeps_front() => Hot::FrontExpandable,
+            Hot::Fixed | Hot::Expandable if core.stats.is_separate() => Hot::Ruled,
+            kind => kind,
         };
         if !self.is(Hot::Shared) && !self.is(kind) {
             self.set_kind(kind);
@@ -459,7 +496,7 @@ impl StreamPool {
     fn give_back_unused(&self, mut core: PoolGuard<'_, PoolCore>) {
         if self.device.expandable {
             drop(core);
-            self.settle();
+            self.wait_until_unused();
             if let Err(Error::Driver(error)) = supply::trim(&self.device.supply, &self.device, 0) {
                 self.device.defer(error);
             }
@@ -512,7 +549,7 @@ impl StreamPool {
 impl StreamPool {
     /// Waits until nothing uses the pool's free and pending memory any more, as the driver does in freeing a fixed
     /// segment: for the end of the allocator's life only.
-    fn settle(&self) {
+    fn wait_until_unused(&self) {
         let (latest, mut waits) = {
             let core = self.lock();
             let waits: Vec<_> = core.pending.iter().flat_map(|entry| entry.waits.iter().cloned()).collect();
@@ -540,7 +577,7 @@ impl Drop for StreamPool {
             self.device.defer(error);
         }
         if self.device.expandable {
-            self.settle(); // the pages go back with the device
+            self.wait_until_unused(); // the pages go back with the device
             return;
         }
         // No handle is left, so no block is live; a pending one waits no longer than the driver's free does.
