@@ -37,8 +37,8 @@ pub enum OnPending {
     /// Take fresh memory first; when that is refused, wait on the host for the oldest of that work.
     #[default]
     Grow,
-    /// Expandable segments: wait for the oldest of that work rather than hold more than the slack allows. Fixed
-    /// segments: as `Grow`.
+    /// Expandable segments: wait for the oldest of that work rather than hold more than the slack allows; and, from the default
+    /// slack on, spare the peak of reserved where that leaves no hole. Fixed segments: as `Grow`.
     Wait,
     /// Never wait: out of memory is reported instead.
     Fail,

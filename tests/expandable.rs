@@ -239,6 +239,96 @@ fn the_policy_on_pending_memory_is_obeyed() {
     }
 }
 
+/// What is reserved once small memory is wanted and 100 MiB of large memory are free, used by work that is under way if
+/// `queued`; and how often that was waited for.
+fn small_beside_free_large_memory(config: &str, queued: bool) -> (u64, u64) {
+    let bench = Bench::new(512, config);
+    let (a, b) = (bench.stream(), bench.stream());
+    let large = bench.alloc(100, &a);
+    if queued {
+        bench.launch(&a, &large);
+    }
+    drop(large);
+    bench.sim.clear_log();
+    let small = bench.alloc(1, &b);
+    let outcome = (bench.reserved(), bench.calls(Call::EventSynchronize));
+    drop(small);
+    bench.sim.complete_all();
+    outcome
+}
+
+#[test]
+fn who_waits_pays_for_small_memory_with_the_end_of_large_memory() {
+    assert_eq!(small_beside_free_large_memory("", false), (102, 0), "by default there is slack for it");
+    assert_eq!(
+        small_beside_free_large_memory("on_pending:wait", false),
+        (98, 0),
+        "a handle of 4 MiB for one of 2"
+    );
+    assert_eq!(small_beside_free_large_memory("on_pending:wait", true), (98, 1), "also if it must be waited for");
+}
+
+#[test]
+fn who_waits_pays_for_small_memory_only_while_little_is_allocated() {
+    for (kept, reserved) in [(48, 98), (49, 102)] {
+        let bench = Bench::new(512, "on_pending:wait");
+        let stream = bench.allocator.default_stream().unwrap();
+        let (kept, freed) = (bench.alloc(kept, &stream), bench.alloc(100 - kept, &stream));
+        drop(freed);
+        let small = bench.alloc(1, &stream);
+        assert_eq!(bench.reserved(), reserved, "{} of 100 MiB and one more", kept.bytes() / MIB);
+        drop((kept, small));
+    }
+}
+
+#[test]
+fn who_waits_does_not_touch_the_end_of_large_memory_while_it_is_in_use() {
+    let bench = Bench::new(512, "on_pending:wait");
+    let stream = bench.allocator.default_stream().unwrap();
+    let (front, end) = (bench.alloc(96, &stream), bench.alloc(4, &stream));
+    drop(front);
+    let small = bench.alloc(1, &stream);
+    assert_eq!(bench.reserved(), 102, "a hole elsewhere would cost more than it saves");
+    drop((end, small));
+}
+
+#[test]
+fn who_waits_leaves_the_end_of_large_memory_to_a_private_pool_and_during_a_capture() {
+    let bench = Bench::new(512, "on_pending:wait");
+    let stream = bench.allocator.default_stream().unwrap();
+    let pool = bench.allocator.private_pool();
+    drop(bench.alloc(100, &pool.stream(&stream).unwrap()));
+    let small = bench.alloc(1, &stream);
+    assert_eq!(
+        (bench.reserved(), bench.calls(Call::EventSynchronize)),
+        (102, 0),
+        "a graph uses its addresses again"
+    );
+    drop((pool, small));
+
+    let bench = Bench::new(512, "on_pending:wait");
+    let stream = bench.allocator.default_stream().unwrap();
+    drop(bench.alloc(100, &stream));
+    let pool = bench.allocator.private_pool();
+    let capturing = pool.capture();
+    let small = bench.alloc(1, &stream);
+    assert_eq!(bench.reserved(), 102, "nothing is given back");
+    drop((capturing, small));
+}
+
+#[test]
+fn who_waits_puts_an_idle_page_of_small_memory_into_large_memory_before_more_is_reserved() {
+    for (config, reserved) in [("", 26), ("on_pending:wait", 24)] {
+        let bench = Bench::new(512, config);
+        let stream = bench.allocator.default_stream().unwrap();
+        drop((0..6).map(|_| bench.alloc(1, &stream)).collect::<Vec<_>>());
+        assert_eq!(bench.reserved(), 6);
+        let large = bench.alloc(20, &stream);
+        assert_eq!(bench.reserved(), reserved, "{config}: of three pages that are idle one is moved");
+        drop(large);
+    }
+}
+
 #[test]
 fn failing_for_pending_memory_says_so() {
     let bench = Bench::new(64, "on_pending:fail");

@@ -53,6 +53,13 @@ fn expandable_segments_hold_little_more_than_is_allocated() {
 }
 
 #[test]
+fn who_waits_holds_no_more() {
+    let outcome = Outcome::of("segments:expandable,on_pending:wait");
+    assert!(outcome.mean() <= 1.03 && outcome.worst() <= 1.06, "{:?}", outcome.ratios);
+    assert!(outcome.ms[0] <= 125.0 && outcome.ms[1] <= 25.0, "{:?} ms", outcome.ms);
+}
+
+#[test]
 fn without_slack_they_hold_hardly_any_more() {
     let outcome = Outcome::of("segments:expandable,slack:1.0");
     assert!(outcome.mean() <= 1.01 && outcome.worst() <= 1.02, "{:?}", outcome.ratios);

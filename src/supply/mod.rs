@@ -30,7 +30,7 @@ use crate::size::{MIN_BLOCK_BYTES, SizeClass};
 use crate::stream::StreamPool;
 use crate::sync::{Mutex, PoolGuard};
 use arena::{Arena, Handle};
-use plan::{Beyond, Idle, IdleHandles, Order};
+use plan::{Beyond, End, Idle, IdleHandles, Order};
 use policy::{Policy, Use};
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -88,6 +88,27 @@ impl<'a> Locked<'a> {
             }
         }
         Self { cores, pieces }
+    }
+
+    /// What lies in the last handle of large memory.
+    fn end(&self, arena: &Arena, pools: &[Arc<StreamPool>]) -> End {
+        let Some((&at, handle)) = arena.handles.last_key_value() else { return End::Used };
+        let (mut left, mut passed) = (at + handle.bytes, true);
+        for (&start, piece) in self.pieces[SizeClass::Large.index()].iter().rev() {
+            if start + piece.bytes != left || pools[piece.owner].is_pinned() {
+                return End::Used;
+            }
+            passed &= piece.passed;
+            left = start;
+            if left <= at {
+                return if passed {
+                    End::Idle(Idle { class: SizeClass::Large, at, bytes: handle.bytes })
+                } else {
+                    End::Waits
+                };
+            }
+        }
+        End::Used
     }
 
     /// Takes addresses out of the free blocks that they lie in; returns the latest epoch and the first's owner.
@@ -230,9 +251,11 @@ fn grow_once(
     }
     state.release_unmapped(device);
     let held = crate::allocator::held(device);
-    let peak = device.peaks.peak_allocated().max(held.allocated.saturating_add(request.bytes));
+    let allocated = held.allocated.saturating_add(request.bytes);
+    let peak = device.peaks.peak_allocated().max(allocated);
     let reserved = device.reserved();
-    let use_now = Use { reserved, peak_allocated: peak, freed: held.freed };
+    let [peak_reserved, ..] = device.reserved_peaks();
+    let use_now = Use { reserved, peak_reserved, allocated, peak_allocated: peak, freed: held.freed };
     let mut policy = Policy::new(&device.config, supply.page_bytes, request.class, use_now);
     if !may_be_ahead {
         policy.ahead = 0;
@@ -275,7 +298,10 @@ fn grow_once(
         };
         list.iter().filter(|handle| !stays(handle)).copied().collect()
     };
-    let Some((window, plan)) = plan::cheapest(windows, &policy, beyond, idle) else {
+    let large = SizeClass::Large.index();
+    // Nothing is given back during a capture.
+    let end = || if device.is_capturing() { End::Used } else { locked.end(&state.arenas[large], &pools) };
+    let Some((window, plan)) = plan::cheapest(windows, &policy, beyond, end, idle) else {
         return Ok(Err(Refusal::Device));
     };
     let (fresh, given_back) = (plan.fresh_bytes(), plan.releases.iter().map(|handle| handle.bytes).sum());

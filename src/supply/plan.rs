@@ -13,6 +13,16 @@ pub(crate) struct Idle {
     pub(crate) bytes: u64,
 }
 
+/// What lies in the last handle of large memory. One that is idle can go back without leaving a hole: when large memory grows
+/// again it does so there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Used,
+    /// Nothing, but queued work may still use it.
+    Waits,
+    Idle(Idle),
+}
+
 /// In which order idle handles are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -68,12 +78,27 @@ impl IdleHandles {
 
 /// The best window and its plan: the first of those that need no page but fresh ones; otherwise the one that takes the
 /// fewest bytes beyond the allowance, and among equals the cheapest by what the driver will charge. `idle` gives the handles that may go to a window, in an order.
+///
+/// Small memory that would raise the peak of reserved while little is allocated is paid for with the end of large memory, if
+/// that is idle or will be.
 pub(crate) fn cheapest(
     windows: Vec<Window>,
     policy: &Policy,
     beyond: Beyond,
+    end: impl FnOnce() -> End,
     idle: impl Fn(&Window, Order) -> Vec<Idle>,
 ) -> Option<(Window, Plan)> {
+    if let Some(window) = windows.first()
+        && policy.trades(window.need)
+    {
+        match end() {
+            End::Idle(handle) if handle.bytes >= window.need => {
+                return Some((window.clone(), Plan::instead_of(handle, window, policy)));
+            }
+            End::Waits if beyond == Beyond::Forbidden => return None,
+            _ => {}
+        }
+    }
     let mut best: Option<((u64, u64), Window, Plan)> = None;
     for window in windows {
         let fresh = policy.allowance >= window.need && beyond != Beyond::Spent;
@@ -135,11 +160,25 @@ fn sources(window: &Window, policy: &Policy, beyond: Beyond, idle: impl FnOnce()
     let mut allowance = if beyond == Beyond::Spent { 0 } else { policy.allowance };
     let mut left = window.need;
     if allowance >= left {
+        // A page of small memory goes first, since it leaves no hole that matters: any page does for what is small.
+        let mut small = if !policy.small && policy.spares(left) {
+            let fits = |handle: &Idle| window.fills.iter().any(|fill| handle.bytes <= fill.must);
+            idle().into_iter().find(|handle| handle.class == SizeClass::Small && fits(handle))
+        } else {
+            None
+        };
+        let mut besides = policy.besides(left - small.map_or(0, |handle| handle.bytes));
         for fill in &window.fills {
-            let spare = (allowance - left) / policy.page_bytes * policy.page_bytes;
-            let bytes = (fill.must + policy.ahead.min(spare).saturating_sub(fill.must)).min(fill.room);
-            plan.fresh(fill.at, bytes, policy.handle_max(bytes));
+            let moved = match small.take_if(|handle| handle.bytes <= fill.must) {
+                Some(handle) => plan.moves(fill.at, handle),
+                None => 0,
+            };
+            let must = fill.must - moved;
+            let spare = (allowance - left).min(besides) / policy.page_bytes * policy.page_bytes;
+            let bytes = (must + policy.ahead.min(spare).saturating_sub(must)).min(fill.room - moved);
+            plan.fresh(fill.at + moved, bytes, policy.handle_max(bytes));
             allowance -= bytes;
+            besides -= bytes.saturating_sub(must);
             left -= fill.must;
         }
         return Some(plan);
@@ -165,6 +204,21 @@ impl Plan {
     /// Bytes that are created.
     pub(crate) fn fresh_bytes(&self) -> u64 {
         self.steps.iter().filter(|step| step.source == Source::Fresh).map(|step| step.bytes).sum()
+    }
+
+    /// A window filled with new handles after another handle went back.
+    fn instead_of(handle: Idle, window: &Window, policy: &Policy) -> Self {
+        let mut plan = Self { releases: vec![handle], ..Self::default() };
+        for fill in &window.fills {
+            plan.fresh(fill.at, fill.must, policy.handle_max(fill.must));
+        }
+        plan
+    }
+
+    /// Moves a handle to `at`; returns its bytes.
+    fn moves(&mut self, at: u64, handle: Idle) -> u64 {
+        self.steps.push(Step { at, bytes: handle.bytes, source: Source::Move(handle) });
+        handle.bytes
     }
 
     /// New handles over `bytes` from `at` on.
@@ -225,8 +279,7 @@ impl Plan {
         } else {
             let mut at = fill.at;
             for handle in moves {
-                self.steps.push(Step { at, bytes: handle.bytes, source: Source::Move(handle) });
-                at += handle.bytes;
+                at += self.moves(at, handle);
             }
             self.fresh(at, missing, policy.handle_max(missing));
             missing
@@ -235,5 +288,104 @@ impl Plan {
         self.beyond += fresh.saturating_sub(allowance + given_back);
         self.releases.append(&mut releases);
         Some((given_back, fresh))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::policy::Use;
+    use super::*;
+    use crate::config::{Config, OnPending};
+    use crate::size::MIB;
+
+    const PAGE: u64 = 2 * MIB;
+    const GIB: u64 = 1024 * MIB;
+    /// Handles at addresses of their own.
+    const SMALL: [Idle; 3] = [small(1), small(2), small(3)];
+    const LARGE: Idle = Idle { class: SizeClass::Large, at: 9 * GIB, bytes: 20 * MIB };
+
+    const fn small(page: u64) -> Idle {
+        Idle { class: SizeClass::Small, at: page * PAGE, bytes: PAGE }
+    }
+
+    /// Room for `need` bytes at the end.
+    fn window(need: u64) -> Window {
+        let at = 4 * GIB;
+        let fills = vec![Fill { at, must: need, room: 4 * GIB }];
+        Window { start: at, end: at + need, fills, need, ..Window::default() }
+    }
+
+    /// The plan for `need` bytes of a device that holds less than the slack allows, and `below_peak` less than once.
+    fn plan(
+        on_pending: OnPending,
+        class: SizeClass,
+        need: u64,
+        below_peak: u64,
+        beyond: Beyond,
+        end: End,
+    ) -> Option<Plan> {
+        let (reserved, allocated, peak_allocated) = (4 * GIB - 128 * MIB, GIB, 4 * GIB);
+        let use_now =
+            Use { reserved, peak_reserved: reserved + below_peak, allocated, peak_allocated, freed: GIB };
+        let policy = Policy::new(&Config::default().on_pending(on_pending), PAGE, class, use_now);
+        let idle = |_: &Window, _| SMALL.into_iter().chain([LARGE]).collect();
+        cheapest(vec![window(need)], &policy, beyond, || end, idle).map(|(_, plan)| plan)
+    }
+
+    /// The same for large memory: what is moved, and the fresh bytes.
+    fn large(on_pending: OnPending, need: u64, below_peak: u64) -> (Vec<Idle>, u64) {
+        let plan =
+            plan(on_pending, SizeClass::Large, need, below_peak, Beyond::Forbidden, End::Used).expect("a plan");
+        let mut at = 4 * GIB;
+        for step in &plan.steps {
+            assert_eq!(step.at, at, "side by side");
+            at += step.bytes;
+        }
+        let moved = plan.steps.iter().filter_map(|step| match step.source {
+            Source::Move(handle) => Some(handle),
+            Source::Fresh => None,
+        });
+        (moved.collect(), plan.fresh_bytes())
+    }
+
+    #[test]
+    fn small_memory_is_paid_for_with_the_end_of_large_memory() {
+        let plan = |on_pending, below_peak, beyond, end| {
+            plan(on_pending, SizeClass::Small, PAGE, below_peak, beyond, end)
+        };
+        for beyond in [Beyond::Forbidden, Beyond::Allowed, Beyond::Spent] {
+            let plan = plan(OnPending::Wait, 0, beyond, End::Idle(LARGE)).expect("a plan");
+            assert_eq!((plan.releases.as_slice(), plan.fresh_bytes()), ([LARGE].as_slice(), PAGE), "{beyond:?}");
+        }
+        assert!(plan(OnPending::Wait, 0, Beyond::Forbidden, End::Waits).is_none(), "it is waited for");
+        for (on_pending, below_peak, beyond, end) in [
+            (OnPending::Wait, 0, Beyond::Allowed, End::Waits), // there was nothing to wait for
+            (OnPending::Wait, 0, Beyond::Forbidden, End::Used),
+            (OnPending::Wait, 0, Beyond::Forbidden, End::Idle(Idle { bytes: PAGE / 2, ..LARGE })),
+            (OnPending::Wait, PAGE, Beyond::Forbidden, End::Idle(LARGE)), // the peak stays what it is
+            (OnPending::Grow, 0, Beyond::Allowed, End::Idle(LARGE)),
+        ] {
+            let plan = plan(on_pending, below_peak, beyond, end).expect("a plan");
+            assert_eq!((plan.releases.len(), plan.fresh_bytes()), (0, PAGE), "{below_peak} {beyond:?} {end:?}");
+        }
+    }
+
+    #[test]
+    fn an_idle_page_of_small_memory_goes_into_large_memory_before_reserved_rises() {
+        let need = 50 * PAGE;
+        assert_eq!(large(OnPending::Wait, need, 0), (vec![SMALL[0]], need - PAGE), "one, and the rest is new");
+        assert_eq!(large(OnPending::Wait, PAGE, 0), (vec![SMALL[0]], 0), "and nothing is created if it is enough");
+        assert_eq!(large(OnPending::Wait, need, need), (vec![], need), "the peak stays what it is");
+        assert_eq!(large(OnPending::Grow, need, 0), (vec![], need));
+    }
+
+    #[test]
+    fn what_is_created_ahead_of_need_does_not_raise_the_peak_of_reserved_by_itself() {
+        let ahead = 64 * MIB;
+        assert_eq!(large(OnPending::Grow, 2 * PAGE, 10 * PAGE), (vec![], ahead));
+        assert_eq!(large(OnPending::Wait, 2 * PAGE, 10 * PAGE), (vec![], 8 * PAGE));
+        assert_eq!(large(OnPending::Wait, 2 * PAGE, ahead), (vec![], ahead - 2 * PAGE));
+        assert_eq!(large(OnPending::Wait, 2 * PAGE, 2 * ahead), (vec![], ahead), "there is room for all of it");
+        assert_eq!(large(OnPending::Wait, 2 * PAGE, 0), (vec![SMALL[0]], ahead), "it rises in any case");
     }
 }

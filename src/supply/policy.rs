@@ -2,7 +2,7 @@
 //!
 //! Chosen by replaying the traces in `benches/traces`; `docs/architecture.md` has the curves and what else was tried.
 
-use crate::config::{Config, DEFAULT_SLACK};
+use crate::config::{Config, DEFAULT_SLACK, OnPending};
 use crate::size::{MIB, SizeClass};
 
 /// A program's peak counts as at least this much when slack is turned into bytes: a small program may hold a little
@@ -43,6 +43,9 @@ pub(crate) const SMALL_SHARE_BYTES: u64 = 256 << 10;
 const AHEAD_PART: u64 = 32;
 const AHEAD_SMALL_PART: u64 = 2048;
 
+/// With `on_pending:wait`, small memory is paid for with large memory while less than this part of the peak is allocated.
+const LITTLE_PART: u64 = 2;
+
 /// A moved handle may be this much larger than what is still missing.
 pub(crate) const OVERSHOOT: u64 = 2;
 
@@ -73,6 +76,9 @@ pub(crate) fn kept_bytes(config: &Config) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
     pub(crate) reserved: u64,
+    pub(crate) peak_reserved: u64,
+    /// With the request.
+    pub(crate) allocated: u64,
     pub(crate) peak_allocated: u64,
     /// Freed so far, of large memory.
     pub(crate) freed: u64,
@@ -93,11 +99,18 @@ pub(crate) struct Policy {
     lasting: bool,
     /// What is created ahead of need, if the allowance permits.
     pub(crate) ahead: u64,
+    /// Whether the peak of reserved is spared (`on_pending:wait`). With less slack than by default that rests: what is idle
+    /// is then soon moved anyway.
+    saves: bool,
+    /// Bytes by which reserved is below its peak.
+    below_peak: u64,
+    /// Whether little is allocated, for this program.
+    little: bool,
 }
 
 impl Policy {
     pub(crate) fn new(config: &Config, page_bytes: u64, class: SizeClass, use_now: Use) -> Self {
-        let Use { reserved, peak_allocated, freed } = use_now;
+        let Use { reserved, peak_reserved, allocated, peak_allocated, freed } = use_now;
         let small = class == SizeClass::Small;
         let pages = |bytes: u64| bytes / page_bytes * page_bytes;
         let extra = config.slack - 1.0;
@@ -111,6 +124,9 @@ impl Policy {
             ease: (extra / (DEFAULT_SLACK - 1.0)).min(1.0),
             lasting: extra == 0.0 && freed < peak_allocated / LASTING_PART,
             ahead: 0,
+            saves: config.on_pending == OnPending::Wait && config.slack >= DEFAULT_SLACK,
+            below_peak: peak_reserved.saturating_sub(reserved),
+            little: allocated < peak_allocated / LITTLE_PART,
         };
         let handle_max = policy.handle_max(0);
         policy.ahead = if small {
@@ -124,6 +140,22 @@ impl Policy {
     /// Whether there is less slack than by default. Unused memory then counts more than driver time.
     pub(crate) fn is_tight(&self) -> bool {
         self.ease < 1.0
+    }
+
+    /// Whether `fresh` bytes would raise the peak of reserved, and that is to be spared as far as anything leaves no hole where it is
+    /// taken.
+    pub(crate) fn spares(&self, fresh: u64) -> bool {
+        self.saves && fresh > self.below_peak
+    }
+
+    /// Whether small memory of `fresh` bytes is paid for with large memory.
+    pub(crate) fn trades(&self, fresh: u64) -> bool {
+        self.small && self.little && self.spares(fresh)
+    }
+
+    /// Bytes that may be created besides `fresh`: no more than reserved was at its peak, unless `fresh` raises that itself.
+    pub(crate) fn besides(&self, fresh: u64) -> u64 {
+        if self.saves && fresh <= self.below_peak { self.below_peak - fresh } else { u64::MAX }
     }
 
     /// The largest handle to create for a gap of `bytes`.
@@ -158,7 +190,8 @@ mod tests {
     const GIB: u64 = 1024 * MIB;
 
     fn policy(slack: f64, peak_allocated: u64, freed: u64) -> Policy {
-        let use_now = Use { reserved: peak_allocated, peak_allocated, freed };
+        let (reserved, allocated) = (peak_allocated, peak_allocated);
+        let use_now = Use { reserved, peak_reserved: reserved, allocated, peak_allocated, freed };
         Policy::new(&Config::default().slack(slack), PAGE, SizeClass::Large, use_now)
     }
 
@@ -189,6 +222,42 @@ mod tests {
                 assert_eq!([handle(slack, peak, 0), handle(slack, peak, 8 * GIB)], [bytes; 2], "{slack} {peak}");
             }
         }
+    }
+
+    /// A policy of one that waits, 10 pages below its peak of reserved.
+    fn waits(slack: f64, class: SizeClass, allocated: u64) -> Policy {
+        let use_now =
+            Use { reserved: GIB, peak_reserved: GIB + 10 * PAGE, allocated, peak_allocated: GIB, freed: GIB };
+        Policy::new(&Config::default().slack(slack).on_pending(OnPending::Wait), PAGE, class, use_now)
+    }
+
+    #[test]
+    fn who_waits_spares_the_peak_of_reserved() {
+        for slack in [DEFAULT_SLACK, 1.05] {
+            let waits = waits(slack, SizeClass::Large, GIB);
+            assert_eq!([10 * PAGE, 11 * PAGE].map(|fresh| waits.spares(fresh)), [false, true], "{slack}");
+            assert_eq!(
+                [0, PAGE, 10 * PAGE].map(|fresh| waits.besides(fresh)),
+                [10 * PAGE, 9 * PAGE, 0],
+                "{slack}"
+            );
+            assert_eq!(waits.besides(11 * PAGE), u64::MAX, "the peak rises in any case");
+        }
+        for other in [policy(DEFAULT_SLACK, GIB, GIB), waits(1.01, SizeClass::Large, GIB)] {
+            assert!(
+                !other.spares(11 * PAGE) && other.besides(PAGE) == u64::MAX,
+                "with less slack or without waiting"
+            );
+        }
+    }
+
+    #[test]
+    fn who_waits_pays_for_small_memory_while_little_is_allocated() {
+        let trades = |class, allocated, fresh| waits(DEFAULT_SLACK, class, allocated).trades(fresh);
+        assert!(trades(SizeClass::Small, GIB / 2 - 1, 11 * PAGE));
+        assert!(!trades(SizeClass::Small, GIB / 2, 11 * PAGE), "half of the peak is in use");
+        assert!(!trades(SizeClass::Small, 0, 10 * PAGE), "the peak stays what it is");
+        assert!(!trades(SizeClass::Large, 0, 11 * PAGE));
     }
 
     #[test]

@@ -334,7 +334,8 @@ mod tests {
     const KIB: u64 = 1 << 10;
 
     fn policy(slack: f64, class: SizeClass) -> Policy {
-        let use_now = Use { reserved: 5 * PAGE, peak_allocated: 5 * PAGE, freed: 5 * PAGE };
+        let all = 5 * PAGE;
+        let use_now = Use { reserved: all, peak_reserved: all, allocated: all, peak_allocated: all, freed: all };
         Policy::new(&Config::default().slack(slack), PAGE, class, use_now)
     }
 
