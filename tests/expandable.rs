@@ -240,8 +240,8 @@ fn the_policy_on_pending_memory_is_obeyed() {
 }
 
 /// What is reserved once small memory is wanted and 100 MiB of large memory are free, used by work that is under way if
-/// `queued`; and how often that was waited for.
-fn small_beside_free_large_memory(config: &str, queued: bool) -> (u64, u64) {
+/// `queued`, on the same stream or another; and how often that was waited for.
+fn small_beside_free_large_memory(config: &str, queued: bool, same: bool) -> (u64, u64) {
     let bench = Bench::new(512, config);
     let (a, b) = (bench.stream(), bench.stream());
     let large = bench.alloc(100, &a);
@@ -250,7 +250,7 @@ fn small_beside_free_large_memory(config: &str, queued: bool) -> (u64, u64) {
     }
     drop(large);
     bench.sim.clear_log();
-    let small = bench.alloc(1, &b);
+    let small = bench.alloc(1, if same { &a } else { &b });
     let outcome = (bench.reserved(), bench.calls(Call::EventSynchronize));
     drop(small);
     bench.sim.complete_all();
@@ -259,13 +259,13 @@ fn small_beside_free_large_memory(config: &str, queued: bool) -> (u64, u64) {
 
 #[test]
 fn who_waits_pays_for_small_memory_with_the_end_of_large_memory() {
-    assert_eq!(small_beside_free_large_memory("", false), (102, 0), "by default there is slack for it");
-    assert_eq!(
-        small_beside_free_large_memory("on_pending:wait", false),
-        (98, 0),
-        "a handle of 4 MiB for one of 2"
-    );
-    assert_eq!(small_beside_free_large_memory("on_pending:wait", true), (98, 1), "also if it must be waited for");
+    let wait = "on_pending:wait";
+    for same in [true, false] {
+        assert_eq!(small_beside_free_large_memory("", false, same), (102, 0), "by default there is slack for it");
+        assert_eq!(small_beside_free_large_memory(wait, false, same), (98, 0), "a handle of 4 MiB for one of 2");
+    }
+    assert_eq!(small_beside_free_large_memory(wait, true, true), (98, 1), "its own stream is waited for");
+    assert_eq!(small_beside_free_large_memory(wait, true, false), (102, 0), "another is not, for one page");
 }
 
 #[test]

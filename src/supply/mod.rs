@@ -90,22 +90,26 @@ impl<'a> Locked<'a> {
         Self { cores, pieces }
     }
 
-    /// What lies in the last handle of large memory.
-    fn end(&self, arena: &Arena, pools: &[Arc<StreamPool>]) -> End {
+    /// What lies in the last handle of large memory, to a pool of which it could pay for `need` bytes.
+    fn end(&self, arena: &Arena, pools: &[Arc<StreamPool>], own: usize, need: u64) -> End {
         let Some((&at, handle)) = arena.handles.last_key_value() else { return End::Used };
-        let (mut left, mut passed) = (at + handle.bytes, true);
+        if handle.bytes < need {
+            return End::Used;
+        }
+        let (mut left, mut waits) = (at + handle.bytes, None);
         for (&start, piece) in self.pieces[SizeClass::Large.index()].iter().rev() {
-            if start + piece.bytes != left || pools[piece.owner].is_pinned() {
+            // For another stream's work, which may take any time, a page is not worth the wait.
+            if start + piece.bytes != left || pools[piece.owner].is_pinned() || !piece.passed && piece.owner != own
+            {
                 return End::Used;
             }
-            passed &= piece.passed;
+            if !piece.passed {
+                waits = waits.max(Some(self.cores[own].blocks[piece.id].epoch));
+            }
             left = start;
             if left <= at {
-                return if passed {
-                    End::Idle(Idle { class: SizeClass::Large, at, bytes: handle.bytes })
-                } else {
-                    End::Waits
-                };
+                let idle = Idle { class: SizeClass::Large, at, bytes: handle.bytes };
+                return waits.map_or(End::Idle(idle), End::Waits);
             }
         }
         End::Used
@@ -225,24 +229,38 @@ pub(crate) fn take_kept(pool: &StreamPool, request: &Request) -> Option<Taken> {
 
 /// Maps what the request needs and takes it from there.
 pub(crate) fn grow(supply: &Supply, pool: &Arc<StreamPool>, request: &Request, beyond: Beyond) -> Result<Growth> {
-    let mut ahead = true;
-    let grown = grow_once(supply, pool, request, beyond, &mut ahead)?;
-    if grown.is_err() && ahead {
+    let mut attempt = Attempt { ahead: true, end: beyond == Beyond::Forbidden, wait: None };
+    let mut grown = grow_once(supply, pool, request, beyond, &mut attempt)?;
+    if let Some(epoch) = attempt.wait.take() {
+        wait_for(&pool.device, &pool.clock, epoch); // once: if the end is in use again by then, so be it
+        attempt = Attempt { ahead: true, end: false, wait: None };
+        grown = grow_once(supply, pool, request, beyond, &mut attempt)?;
+    }
+    if grown.is_err() && attempt.ahead {
         // What was wanted ahead of need may be what was too much.
-        return grow_once(supply, pool, request, beyond, &mut false);
+        return grow_once(supply, pool, request, beyond, &mut Attempt { ahead: false, ..attempt });
     }
     Ok(grown)
 }
 
-/// [`grow`], with something created ahead of need if `ahead`; which then tells whether there was.
+/// What an attempt to grow may do, and what came of that.
+struct Attempt {
+    /// Something may be created ahead of need; whether it was.
+    ahead: bool,
+    /// The end of large memory may be waited for.
+    end: bool,
+    /// It is to be, until the pool's stream has passed this epoch.
+    wait: Option<u64>,
+}
+
 fn grow_once(
     supply: &Supply,
     pool: &Arc<StreamPool>,
     request: &Request,
     beyond: Beyond,
-    ahead: &mut bool,
+    attempt: &mut Attempt,
 ) -> Result<Growth> {
-    let may_be_ahead = std::mem::replace(ahead, false);
+    let may_be_ahead = std::mem::replace(&mut attempt.ahead, false);
     let device = &*pool.device;
     poll_streams(device);
     let mut state = supply.state.lock();
@@ -300,12 +318,23 @@ fn grow_once(
     };
     let large = SizeClass::Large.index();
     // Nothing is given back during a capture.
-    let end = || if device.is_capturing() { End::Used } else { locked.end(&state.arenas[large], &pools) };
+    let end = match windows.first() {
+        Some(window) if policy.trades(window.need) && !device.is_capturing() => {
+            locked.end(&state.arenas[large], &pools, own, window.need)
+        }
+        _ => End::Used,
+    };
+    if let End::Waits(epoch) = end
+        && attempt.end
+    {
+        attempt.wait = Some(epoch);
+        return Ok(Err(Refusal::Device));
+    }
     let Some((window, plan)) = plan::cheapest(windows, &policy, beyond, end, idle) else {
         return Ok(Err(Refusal::Device));
     };
     let (fresh, given_back) = (plan.fresh_bytes(), plan.releases.iter().map(|handle| handle.bytes).sum());
-    *ahead = fresh > window.need;
+    attempt.ahead = plan.steps.iter().map(|step| step.bytes).sum::<u64>() > window.need;
     if device.limit().is_some_and(|limit| reserved.saturating_add(fresh).saturating_sub(given_back) > limit) {
         return Ok(Err(Refusal::Limit)); // before anything is created for nothing
     }

@@ -18,8 +18,8 @@ pub(crate) struct Idle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Used,
-    /// Nothing, but queued work may still use it.
-    Waits,
+    /// Nothing, but work of the growing pool's stream that was queued up to this epoch may still use it.
+    Waits(u64),
     Idle(Idle),
 }
 
@@ -79,25 +79,16 @@ impl IdleHandles {
 /// The best window and its plan: the first of those that need no page but fresh ones; otherwise the one that takes the
 /// fewest bytes beyond the allowance, and among equals the cheapest by what the driver will charge. `idle` gives the handles that may go to a window, in an order.
 ///
-/// Small memory that would raise the peak of reserved while little is allocated is paid for with the end of large memory, if
-/// that is idle or will be.
+/// What is paid for with the `end` of large memory, is if that is idle.
 pub(crate) fn cheapest(
     windows: Vec<Window>,
     policy: &Policy,
     beyond: Beyond,
-    end: impl FnOnce() -> End,
+    end: End,
     idle: impl Fn(&Window, Order) -> Vec<Idle>,
 ) -> Option<(Window, Plan)> {
-    if let Some(window) = windows.first()
-        && policy.trades(window.need)
-    {
-        match end() {
-            End::Idle(handle) if handle.bytes >= window.need => {
-                return Some((window.clone(), Plan::instead_of(handle, window, policy)));
-            }
-            End::Waits if beyond == Beyond::Forbidden => return None,
-            _ => {}
-        }
+    if let (Some(window), End::Idle(handle)) = (windows.first(), end) {
+        return Some((window.clone(), Plan::instead_of(handle, window, policy)));
     }
     let mut best: Option<((u64, u64), Window, Plan)> = None;
     for window in windows {
@@ -329,7 +320,7 @@ mod tests {
             Use { reserved, peak_reserved: reserved + below_peak, allocated, peak_allocated, freed: GIB };
         let policy = Policy::new(&Config::default().on_pending(on_pending), PAGE, class, use_now);
         let idle = |_: &Window, _| SMALL.into_iter().chain([LARGE]).collect();
-        cheapest(vec![window(need)], &policy, beyond, || end, idle).map(|(_, plan)| plan)
+        cheapest(vec![window(need)], &policy, beyond, end, idle).map(|(_, plan)| plan)
     }
 
     /// The same for large memory: what is moved, and the fresh bytes.
@@ -357,16 +348,9 @@ mod tests {
             let plan = plan(OnPending::Wait, 0, beyond, End::Idle(LARGE)).expect("a plan");
             assert_eq!((plan.releases.as_slice(), plan.fresh_bytes()), ([LARGE].as_slice(), PAGE), "{beyond:?}");
         }
-        assert!(plan(OnPending::Wait, 0, Beyond::Forbidden, End::Waits).is_none(), "it is waited for");
-        for (on_pending, below_peak, beyond, end) in [
-            (OnPending::Wait, 0, Beyond::Allowed, End::Waits), // there was nothing to wait for
-            (OnPending::Wait, 0, Beyond::Forbidden, End::Used),
-            (OnPending::Wait, 0, Beyond::Forbidden, End::Idle(Idle { bytes: PAGE / 2, ..LARGE })),
-            (OnPending::Wait, PAGE, Beyond::Forbidden, End::Idle(LARGE)), // the peak stays what it is
-            (OnPending::Grow, 0, Beyond::Allowed, End::Idle(LARGE)),
-        ] {
-            let plan = plan(on_pending, below_peak, beyond, end).expect("a plan");
-            assert_eq!((plan.releases.len(), plan.fresh_bytes()), (0, PAGE), "{below_peak} {beyond:?} {end:?}");
+        for end in [End::Used, End::Waits(1)] {
+            let plan = plan(OnPending::Wait, 0, Beyond::Forbidden, end).expect("a plan");
+            assert_eq!((plan.releases.len(), plan.fresh_bytes()), (0, PAGE), "{end:?}");
         }
     }
 
