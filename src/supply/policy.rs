@@ -153,7 +153,8 @@ impl Policy {
         self.small && self.little && self.spares(fresh)
     }
 
-    /// Bytes that may be created besides `fresh`: no more than reserved was at its peak, unless `fresh` raises that itself.
+    /// A part is filled with new pages ahead of need up to so many bytes, where `fresh` are needed in all: reserved then stays
+    /// below its peak, unless `fresh` raises that itself.
     pub(crate) fn besides(&self, fresh: u64) -> u64 {
         if self.saves && fresh <= self.below_peak { self.below_peak - fresh } else { u64::MAX }
     }
