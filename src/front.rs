@@ -245,7 +245,7 @@ mod tests {
     }
 
     fn is_on(stream: &Stream) -> bool {
-        stream.pool.try_lock_stats().unwrap().stats.attention & FRONT != 0
+        stream.pool.try_lock_stats().unwrap().keeps_front()
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl IdleHandles {
 /// The best window and its plan: the first of those that need no page but fresh ones; otherwise the one that takes the
 /// fewest bytes beyond the allowance, and among equals the cheapest by what the driver will charge. `idle` gives the handles that may go to a window, in an order.
 ///
-/// What is paid for with the `end` of large memory, is if that is idle.
+/// If the `end` of large memory is idle, the first window is paid for with that.
 pub(crate) fn cheapest(
     windows: Vec<Window>,
     policy: &Policy,
