@@ -387,14 +387,21 @@ impl StreamPool {
         }
     }
 
+    /// The core, and the open epoch of the pool's stream.
     #[inline(always)]
-    fn free_of<K: Kind>(&self, id: BlockId) -> LastReference {
+    fn lock_to_free(&self) -> Option<(PoolGuard<'_, PoolCore>, u64)> {
         if process::forks() != self.forks {
             return None; // another thread of the parent may have held the lock; and nothing here is the child's
         }
-        let mut core = self.lock_core();
+        let core = self.lock_core();
         // Under the lock, so that no block of the pool has a later epoch.
         let now = self.clock.now();
+        Some((core, now))
+    }
+
+    #[inline(always)]
+    fn free_of<K: Kind>(&self, id: BlockId) -> LastReference {
+        let (mut core, now) = self.lock_to_free()?;
         if core.stats.attention != 0 {
             return self.free_behind::<K>(core, id, now);
         }
@@ -408,11 +415,7 @@ impl StreamPool {
     /// The same where a block may stay in front.
     #[inline(never)]
     fn free_front<K: Kind>(&self, id: BlockId) -> LastReference {
-        if process::forks() != self.forks {
-            return None;
-        }
-        let mut core = self.lock_core();
-        let now = self.clock.now();
+        let (mut core, now) = self.lock_to_free()?;
         if !core.free_to_front::<K>(id, now) {
             return self.free_behind::<K>(core, id, now);
         }
@@ -429,11 +432,7 @@ impl StreamPool {
 
     #[inline(never)]
     fn free_ruled<K: Kind>(&self, id: BlockId) -> LastReference {
-        if process::forks() != self.forks {
-            return None;
-        }
-        let core = self.lock_core();
-        let now = self.clock.now();
+        let (core, now) = self.lock_to_free()?;
         self.free_watched::<K>(core, id, now)
     }
 
